@@ -17,8 +17,9 @@ test: $(VENV)/.installed
 
 # what the core promises, without features, whole runs, benchmarks, the site and kernels that are for GPUs alone
 test-core: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests \
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow and not run' tests \
 		--ignore=tests/features --ignore=tests/integration --ignore=tests/benchmarks --ignore=tests/gpu_checks \
+		--ignore=tests/training/distributed \
 		--ignore=tests/test_benchmark.py --ignore=tests/test_docs_site.py --ignore=tests/test_golden.py \
 		--ignore=tests/test_release.py --ignore-glob='*/test_triton_*' $(ARGS)
 

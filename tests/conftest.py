@@ -2,6 +2,7 @@
 That this file is here also puts `tests/` on the import path.
 """
 
+import gc
 import logging
 import os
 import resource
@@ -23,9 +24,19 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of whole runs begin first, so that at the end no process waits for another one's long file."""
+    """Files of whole runs begin first, so that at the end no process waits for another one's long file. What has
+    the fixture `dataset` trains.
+    """
+    for item in items:
+        if "dataset" in getattr(item, "fixturenames", ()):
+            item.add_marker("run")
     long = ("integration", "benchmarks", "features", "training")
     items.sort(key=lambda item: not {*item.path.parts} & {*long})
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector does not look through the libraries and all tests again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

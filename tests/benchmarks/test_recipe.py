@@ -120,12 +120,12 @@ def test_nnunet_can_be_a_contestant(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_failed_contestant_is_named_with_its_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = refused(monkeypatch, capsys, *arguments(tmp_path, "medconv"), "model.chanels=[4]")
-    assert (
-        "1 of 1 trainings failed" in error
-        and "there is no key model.chanels" in error
-        and "Traceback" not in error
-    )
+    command = (sys.executable, "-c", "raise SystemExit('error: no memory is left')")
+    monkeypatch.setattr(recipe, "_command", lambda *_: command)
+    error = refused(monkeypatch, capsys, *arguments(tmp_path, "medconv"))
+    assert "1 of 1 trainings failed" in error
+    assert "error: no memory is left" in error
+    assert "Traceback" not in error
 
 
 def test_impossible_options_are_refused(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.benchmarks_harness import ROW_KEYS, benchmark
+from helpers.benchmarks_harness import ROW_KEYS, benchmark, processes_are_forked
 from helpers.waiting import PATIENCE_S
 
 from benchmark import main
@@ -46,6 +46,7 @@ def test_nnunet_needs_its_own_python(
 
 def test_time_and_memory_of_a_process_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the peers, whose logits would be too large."""
+    processes_are_forked(monkeypatch)
     arguments = ["--size", "48", "--slices", "40", "--classes", "40", "--peer-gib", "0.01"]
     plot = tmp_path / "plot.svg"
     rows = benchmark(monkeypatch, tmp_path, "whole_body", *arguments, "--probabilities", "--plot", str(plot))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.benchmarks_harness import benchmark, trainings_are_forked
+from helpers.benchmarks_harness import benchmark, processes_are_forked
 
 from benchmarks import pictures, radiographs, zoo, zoo_sets
 
@@ -17,7 +17,7 @@ QUICK = [
 
 
 def test_both_checkouts_train_in_the_same_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trainings_are_forked(monkeypatch)
+    processes_are_forked(monkeypatch)
     arguments = [
         "zoo",
         "--sets",
@@ -25,7 +25,7 @@ def test_both_checkouts_train_in_the_same_minutes(monkeypatch: pytest.MonkeyPatc
         "--against",
         str(tiny.ROOT),
         "--minutes",
-        "0.03",
+        "0.01",
         "--output",
         str(tmp_path / "runs"),
     ]

@@ -1,16 +1,12 @@
 """scripts/gpu_checks/command.py: which parts run, what stays of earlier results, and time that is over."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers import gpu_parts
+from helpers import gpu_parts, ranks, tiny
 
 from gpu_checks import claims, command
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_results_of_other_parts_stay_and_missing_leaves_answers_out(
@@ -71,6 +67,5 @@ def test_names_are_unique_and_every_part_fits_into_a_chunk() -> None:
 
 
 def test_the_script_starts_without_an_installed_medconv(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts/gpu_check.py"), "--list"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = ranks.python(tiny.ROOT / "scripts/gpu_check.py", "--list", cwd=tmp_path, PYTHONPATH="")
     assert done.stdout.splitlines()[0].split()[:2] == ["smoke", "train-bf16"]

@@ -47,15 +47,16 @@ def commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def trainings_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings that a benchmark starts as `python train.py ...` begin without another import of torch."""
+def processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of this Python that a benchmark starts begin without another import of torch."""
     real = subprocess.run
 
     def run(command: Sequence[str], **settings: Any) -> subprocess.CompletedProcess[str]:
-        if list(command[:2]) != [sys.executable, "train.py"]:
+        if command[0] != sys.executable:
             return real(command, **settings)
-        assert settings["env"]["PYTHONPATH"] == str(settings["cwd"])
-        return ranks.command("train", *command[2:], cwd=settings["cwd"])
+        done = ranks.python(*command[1:], cwd=settings.get("cwd", Path.cwd()), **settings["env"])
+        assert done.returncode == 0, done.stderr
+        return done
 
     monkeypatch.setattr(subprocess, "run", run)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import runpy
 import signal
 import site
 import socket
@@ -135,30 +136,47 @@ def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`medconv WORDS` in a process that has loaded the libraries and nothing of any test. It finds modules where a
     command does: not in folders that a test has put on the path.
     """
+    return python("-m", "medconv.cli", *words, cwd=cwd, PYTHONPATH=str(tiny.ROOT))
+
+
+def python(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE ...` or `python FILE ...`, likewise. Its path is what PYTHONPATH names there."""
     with tempfile.TemporaryDirectory() as name:
         out, err = Path(name, "out"), Path(name, "err")
-        process = SERVER.Process(
-            target=_command, args=(tuple(map(str, words)), cwd, out, err, {**os.environ})
-        )
+        arguments = (tuple(map(str, words)), cwd, {**os.environ, **environment}, out, err)
+        process = SERVER.Process(target=_python, args=arguments)
         process.start()
         process.join(PATIENCE_S)
         process.kill()
-        return subprocess.CompletedProcess(words, process.exitcode, out.read_text(), err.read_text())
+        code: Any = process.exitcode
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
 
-def _command(words: tuple[str, ...], cwd: Path, out: Path, err: Path, environment: dict[str, str]) -> None:
+def _python(words: tuple[str, ...], cwd: Path, environment: dict[str, str], out: Path, err: Path) -> None:
     set_environment(environment)
+    _begin(cwd, out, err)
+    is_module = words[0] == "-m"
+    own = str(Path.cwd()) if is_module else str(Path(words[0]).resolve().parent)
     libraries = (sys.base_prefix, sys.prefix, *site.getsitepackages())
-    sys.path[:] = [str(tiny.ROOT), *(path for path in sys.path if path.startswith(libraries))]
-    _run(words, cwd, out, err)
+    named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [own, *named, *(path for path in sys.path if path.startswith(libraries))]
+    sys.argv = [*words[1:]] if is_module else [*words]
+    if is_module:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def _run(words: tuple[str, ...], cwd: Path, out: Path, err: Path) -> None:
+    _begin(cwd, out, err)
+    sys.argv = ["medconv", *words]
+    sys.exit(guard(lambda: main.run([*words])))
+
+
+def _begin(cwd: Path, out: Path, err: Path) -> None:
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(cwd)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers, as in the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
-    sys.argv = ["medconv", *words]
-    sys.exit(guard(lambda: main.run([*words])))

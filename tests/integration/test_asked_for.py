@@ -52,6 +52,7 @@ def image_of(root: Path) -> Path:
     return min((root / "imagesTr").iterdir())
 
 
+@pytest.mark.slow
 def test_a_network_of_nnunet_is_given_back_and_trained_on_with_other_classes(
     hippocampi: Path, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

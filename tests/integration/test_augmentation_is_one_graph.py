@@ -32,8 +32,7 @@ def _rows(dims: int, count: int) -> Tensor:
     return torch.randn(count, *SHAPES[dims], generator=torch.Generator().manual_seed(count))
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize(("name", "dims"), [*((name, 3) for name in VALUES), ("gamma", 2)])
 def test_values(name: str, dims: int) -> None:
     """Any number of rows above one is the same graph."""
     compiled = _compiled(VALUES[name])
@@ -46,19 +45,16 @@ def test_values(name: str, dims: int) -> None:
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_blur_and_low_resolution(dims: int) -> None:
-    for axis, n in enumerate(SHAPES[dims]):
-        matrix = intensity._softening(n, FACTORS, FACTORS.clamp(max=1))
-        found, expected = _rows(dims, 4), _rows(dims, 4)
-        _compiled(intensity.multiply_)(found, matrix, axis)
-        intensity.multiply_(expected, matrix, axis)
-        torch.testing.assert_close(found, expected)
+@pytest.mark.parametrize(("dims", "axis"), [(3, 0), (3, 1), (2, 1)])
+def test_blur_and_low_resolution(dims: int, axis: int) -> None:
+    matrix = intensity._softening(SHAPES[dims][axis], FACTORS, FACTORS.clamp(max=1))
+    found, expected = _rows(dims, 4), _rows(dims, 4)
+    _compiled(intensity.multiply_)(found, matrix, axis)
+    intensity.multiply_(expected, matrix, axis)
+    torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("dims", "bends", "labelled"), [(3, True, True), (3, False, False), (2, True, False), (2, False, True)]
-)
+@pytest.mark.parametrize(("dims", "bends", "labelled"), [(3, True, True), (2, False, False)])
 def test_moves(dims: int, bends: bool, labelled: bool) -> None:
     size, distance = SHAPES[dims], (8.0,) * dims
     image, half = torch.randn(2, 1, *size), torch.tensor(size) / 2

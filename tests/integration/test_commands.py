@@ -114,7 +114,7 @@ def test_a_run_does_not_resume_with_other_cases(dataset: Path, tmp_path: Path) -
         tiny.train(folder, tmp_path / "run", "data.on_invalid_case=skip", "trainer.max_steps=8")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
     """With deep supervision. SGD, because AdamW takes a full-length step even for a gradient that is only
     rounding error. With ddp as a user, or a sweep, starts it: Lightning starts
@@ -133,7 +133,7 @@ def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, str
     )
     arguments.append(f"run.dir={tmp_path / 'two'}")
     if strategy == "ddp":
-        done = tiny.command("train", *arguments, cwd=tmp_path)
+        done = ranks.python(tiny.ROOT / "train.py", *arguments, cwd=tmp_path)
         codes, stdout, stderr = [done.returncode], done.stdout, done.stderr
     else:
         ended = ranks.run(*arguments, cwd=tmp_path)

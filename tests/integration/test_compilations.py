@@ -46,7 +46,7 @@ def test_a_run_with_whole_patches_compiles_twice_for_one_shape_each(
     assert [symbolic_sizes(graph) for graph in counter.graphs] == [0, 0]
 
 
-@pytest.mark.parametrize("sanity_steps", [0, 2])
+@pytest.mark.parametrize("sanity_steps", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_with_growing_patches_compiles_at_most_three_times(
     counter: CompileCounterWithBackend, dataset: Path, tmp_path: Path, sanity_steps: int
 ) -> None:

@@ -130,6 +130,7 @@ def test_the_first_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "large_organ" in names["scores"].per_class
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("smaller_runs")
 def test_the_notebook_of_a_convolution_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == "mine"]:

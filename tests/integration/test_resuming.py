@@ -89,7 +89,9 @@ class KilledOnce(Callback):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_end"])
+@pytest.mark.parametrize(
+    "hook", [pytest.param("on_train_batch_start", marks=pytest.mark.slow), "on_train_end"]
+)
 def test_what_is_logged_before_or_after_all_steps_is_logged_once(
     dataset: Path, whole: Path, tmp_path: Path, hook: str
 ) -> None:

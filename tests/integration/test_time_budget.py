@@ -99,12 +99,12 @@ def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset: P
 def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(
     dataset: Path, tmp_path: Path
 ) -> None:
-    """Three cases take 1.5 seconds and are due every second."""
-    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:30", "data.samples_per_epoch=40"]
-    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1, 0.5))
+    """Three cases take 0.75 seconds and are due every second."""
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:15", "data.samples_per_epoch=20"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1, 0.25))
     scores = tiny.logged(tmp_path / "run", "val/dice")
     assert len(scores) == 3  # the last one included
-    assert summary["steps"] == pytest.approx((30 - 3 * 1.5) / 0.1, abs=15)
+    assert summary["steps"] == pytest.approx((15 - 3 * 0.75) / 0.1, abs=10)
     assert summary["status"] == "done"
 
 
@@ -112,7 +112,7 @@ def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Three cases take 15 of 30 seconds; two take 10. A resumed run with more time has the same two."""
-    timed = ["trainer.max_time=00:00:00:30", "data.samples_per_epoch=1000000", clock.ticks(0.1, 5.0)]
+    timed = ["trainer.max_time=00:00:00:30", "data.samples_per_epoch=1000000", clock.ticks(0.25, 5.0)]
     first = tiny.train(dataset, tmp_path / "run", *timed, "trainer.max_steps=10")
     expected = (
         "a validation of all 3 batches would take 15 of the 30 s of trainer.max_time, so only the first 2"
@@ -123,7 +123,7 @@ def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(
     summary = tiny.train(dataset, tmp_path / "resumed", *timed, *longer)
     assert len(summary["val/cases"]) == 2 and set(summary["val/cases"]) == set(first["val/cases"])
     # Two cases before training, after the first steps, and at the end
-    assert summary["steps"] == pytest.approx((45 - 3 * 10) / 0.1, abs=15)
+    assert summary["steps"] == pytest.approx((45 - 3 * 10) / 0.25, abs=8)
     caplog.clear()
     all_cases = ["trainer.max_steps=10", "trainer.limit_val_batches=1.0"]
     assert len(tiny.train(dataset, tmp_path / "all", *timed, *all_cases)["val/cases"]) == 3

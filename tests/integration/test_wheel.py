@@ -41,6 +41,7 @@ def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     assert "medconv.data.datasets.dataset_json.msd" in shown.stdout
 
 
+@pytest.mark.slow
 def test_first_hour_and_own_yaml_from_another_folder(installed: Path, tmp_path: Path) -> None:
     """README's first run and those on data of one's own; then a network of one's own, data in a folder whose
     name has a space.

@@ -119,6 +119,7 @@ def test_residual_blocks_are_timed(dataset: Path, tmp_path: Path, monkeypatch: p
         return block(self, in_channels, stage, blocks, *stride)
 
     monkeypatch.setattr(Stages, "residual", residual)
+    monkeypatch.setattr(plan_for_time, "_timed", lambda trial: Timing(1.0, 1.0))
     plan_of(dataset, tmp_path)
     assert not seen
     plan_of(dataset, tmp_path, "model=resenc", "model.residual_blocks=[1,2,3,3,3]")
@@ -171,7 +172,11 @@ def test_time_on_a_core_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert timing.is_busy
 
 
-def test_a_size_whose_network_cannot_be_built_is_passed_over(dataset: Path, tmp_path: Path) -> None:
+def test_a_size_whose_network_cannot_be_built_is_passed_over(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_for_time, "_timed", lambda trial: Timing(0.01, 0.01))
+
     def planned(*overrides: str) -> Plan:
         keys = ("trainer.max_time=00:08:00:00", "trainer.precision=32-true", "plan.memory_gb=2")
         config = tiny_config(dataset, tmp_path, *keys, *overrides)

@@ -144,15 +144,17 @@ def test_killed_worker_is_one_message_with_its_case_and_advice(dataset: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("how", "ended_by"),
-    [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT"), ("exit", "exit code 3")],
+    ("kind", "how", "ended_by"),
+    [
+        (Failing, "SIGKILL", "SIGKILL"),
+        (Failing, "exit", "exit code 3"),
+        (FailingRead, "SIGKILL", "SIGKILL"),
+        (FailingRead, "SIGSEGV", "SIGSEGV"),
+    ],
 )
-@pytest.mark.parametrize("kind", [Failing, FailingRead])
 def test_advice_names_the_end_and_the_task_of_a_dead_worker(
     tmp_path: Path, kind: type[Failing], how: str, ended_by: str
 ) -> None:
-    if kind is FailingRead and how == "exit":
-        pytest.skip("FailingRead ends by signals alone")
     augment = kind(5, how) if kind is Failing else Small(5, how)
     data = module(tmp_path, augment, 2)
     loader = data.train_dataloader()

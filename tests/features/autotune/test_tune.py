@@ -18,7 +18,7 @@ from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE
 
 UNSETTLED = tune._with(RunConfig(), dict.fromkeys(TUNED))
-AUTO = ("perf=autotune", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
+AUTO = ("perf=autotune", "perf.auto_seconds=0.1", "model.norm=instance", "trainer.precision=null")
 
 
 @pytest.fixture(scope="module")

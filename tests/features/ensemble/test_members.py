@@ -80,7 +80,7 @@ def test_the_folder_predicts_as_all_checkpoints_named(trained: tuple[Path, Path,
     assert (of_folder != of_first).any()
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_member_that_was_killed_resumes_to_the_same_weights(
     number: int, trained: tuple[Path, Path, str], tmp_path: Path
 ) -> None:

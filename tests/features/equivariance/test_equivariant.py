@@ -54,12 +54,13 @@ def mirrored(name: str, axes: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
     build, dims = NETWORKS[name]
     network = build()
     channels = 2 if "2d, instance" in name else 1
-    image = torch.randn(2, channels, *[32 if "basicunet" in name else 16] * dims)
+    size = [32, 16, 16] if "basicunet" in name else [16] * dims
+    image = torch.randn(2, channels, *size)
     swap_convs(network, Equivariant(axes), example=image)
     return perturbed(network), image
 
 
-CASES = [(name, axes) for name, (_, dims) in NETWORKS.items() for axes in ([(0,), (1,), (0, 1)] + ([(0, 1, 2)] if dims == 3 else []))]  # fmt: skip
+CASES = [(name, axes) for name, (_, dims) in NETWORKS.items() for axes in ((1,), tuple(range(dims)))]
 
 
 @pytest.mark.parametrize(("name", "axes"), CASES)
@@ -68,10 +69,11 @@ def test_the_network_commutes_with_every_flip_of_the_group(name: str, axes: tupl
     network, image = mirrored(name, axes)
     for training in (True, False):
         network.train(training)
+        # Batch norm in training mode moves its statistics: each view starts from the same ones.
+        output = deepcopy(network)(image)
         for flips in product((False, True), repeat=len(axes)):
             dims = [2 + axis for axis, flip in zip(axes, flips, strict=True) if flip]
-            # Batch norm in training mode moves its statistics: each view starts from the same ones.
-            a, b = deepcopy(network)(image.flip(dims)), deepcopy(network)(image).flip(dims)
+            a, b = deepcopy(network)(image.flip(dims)), output.flip(dims)
             assert float((a - b).abs().max()) < 1e-4
     assert float(network(image).std()) > 1e-2  # not a constant
 

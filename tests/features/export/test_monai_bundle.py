@@ -1,8 +1,6 @@
 """MONAI bundles: MONAI runs them without medconv, and gets our label maps."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import monai.bundle
@@ -10,9 +8,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import exports
+from helpers import exports, ranks
 from helpers.exports import Exported
-from helpers.waiting import PATIENCE_S
 from monai.bundle import ConfigParser, verify_net_in_out
 
 from medconv.data.case import Grid
@@ -38,10 +35,7 @@ def run(bundle: Path, images: Path, output: Path) -> None:
     """As the bundle's README says."""
     configs = ("--config_file", "configs/inference.json", "--meta_file", "configs/metadata.json")
     folders = ("--bundle_root", ".", "--dataset_dir", str(images), "--output_dir", str(output))
-    command = [sys.executable, "-m", "monai.bundle", "run", *configs, *folders]
-    process = subprocess.run(
-        command, cwd=bundle, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    process = ranks.python("-m", "monai.bundle", "run", *configs, *folders, cwd=bundle)
     assert process.returncode == 0, process.stdout + process.stderr
 
 

@@ -109,7 +109,12 @@ def test_findings_train_with_the_loss_of_classes_or_their_own(tmp_path: Path) ->
         assert all(len(row["outputs"]) == 2 for row in summary["val/cases"].values())
 
 
-@pytest.mark.parametrize("model", ["resnet", "densenet", "efficientnet", "senet", "customconv", "encoder"])
+# two large ones by night: their building and their blocks have tests in test_monai_networks.py
+MODELS = ["resnet", "densenet", "customconv", "encoder"]
+MODELS += [pytest.param(name, marks=pytest.mark.slow) for name in ("efficientnet", "senet")]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> None:
     smaller = {
         "resnet": ["model.widen_factor=0.1"],

@@ -43,9 +43,12 @@ def test_a_gated_file_says_how_to_get_it(endpoint: ThreadingHTTPServer) -> None:
         local_file("hf://lab/gated/model.safetensors")
 
 
-def test_without_a_network_it_is_said_what_to_copy(endpoint: ThreadingHTTPServer) -> None:
+def test_without_a_network_it_is_said_what_to_copy(
+    endpoint: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endpoint.shutdown()
     endpoint.server_close()
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # before each try
     with pytest.raises(ValueError, match=r"cannot be reached, and its cache does not have the file"):
         local_file(SOURCE)
 

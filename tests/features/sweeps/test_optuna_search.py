@@ -121,7 +121,6 @@ def storage(home: Path) -> object:
             ["seed=1,2", "hydra.sweeper.n_trials=0"],
             "hydra.sweeper.n_trials must be a whole number of 1 or more, got 0",
         ),
-        (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
         (
             ["optimizer.lr=interval(0,1)", "data.bach_size=2"],
             "there is no key data.bach_size; did you mean data.batch_size",

@@ -50,16 +50,13 @@ def test_fsdp_shards_over_all_processes() -> None:
     assert (fsdp._data_parallel_size, fsdp._tensor_parallel_size) == (8, 1)
 
 
-@pytest.mark.parametrize("norm", ["batch", "instance"])
-def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(
-    dataset: Path, tmp_path: Path, norm: str
-) -> None:
-    settings = ["trainer.devices=2", f"model.norm={norm}", "trainer.max_steps=3"]
+def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.devices=2", "model.norm=batch", "trainer.max_steps=3"]
     spy = ["+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={tmp_path}"]
     ended = ranks.run(*tiny.overrides(dataset, *settings, *spy), f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
     assert ended.codes == [DONE, DONE], ended.stderr
     buffers = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert len(buffers[0]) == len(buffers[1]) and bool(buffers[0]) == (norm == "batch")
+    assert len(buffers[0]) == len(buffers[1]) > 0
     assert all(torch.equal(a, b) for a, b in zip(*buffers, strict=True))
 
 

@@ -53,3 +53,9 @@ def test_an_empty_summary_is_valid_and_has_every_key() -> None:
     empty = dict.fromkeys(summary.KEYS)
     assert {"status", "val/dice", "command"} <= set(empty)
     assert summary.is_valid(empty)
+
+
+def test_rows_of_cases_may_be_nested_but_hold_numbers_alone() -> None:
+    row = {"apex": {"error_mm": 1.5, "is_there": True, "heights": [0.5, None]}}
+    assert summary.is_valid({"val/cases": {"a": row}})
+    assert not summary.is_valid({"val/cases": {"a": {"apex": {"error_mm": "1.5"}}}})

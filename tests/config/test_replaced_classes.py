@@ -116,4 +116,7 @@ def test_a_subclass_of_our_network_keeps_its_convolution(
     )
     assert config_of("model._target_=sub_unet.Net").conv._target_ == "medconv.convs.smooth"
     assert config_of("model._target_=sub_unet.Other").conv._target_ == "medconv.convs.plain"
-    assert config_of("model._target_=medconv.models.DenseNet").conv._target_ == "medconv.convs.plain"
+    assert (
+        config_of("model._target_=medconv.features.monai_networks.networks.DenseNet").conv._target_
+        == "medconv.convs.plain"
+    )

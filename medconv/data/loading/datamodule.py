@@ -15,7 +15,6 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
 from medconv.data.loading.loader import (
     Loader,
@@ -67,13 +66,13 @@ class TrainingSamples:
         patch: not used for whole images with values.
         images: of whole images with values: what makes their datasets, as `features.image_level.samples`
             does: `ImageDataset` for training, `ImageCases` for validation. None: patches with label maps.
-        augment: applied to training batches: on the device if it is an accelerator, else in the workers. A
-            `SampleTransforms` is applied to each sample, always in the workers.
+        augment: applied to training batches: on the device if it is an accelerator, else in the workers. One
+            whose class has `per_sample = True` is applied to each sample, always in the workers.
     """
 
     sampler: Sampler
     patch: PatchShape
-    augment: Callable[[Batch], Batch] | SampleTransforms
+    augment: Callable[[Batch], Batch]
     seed: int
     channel_dropout: ChannelDropout | None = None
     images: Any = None
@@ -169,7 +168,7 @@ class DataModule(LightningDataModule):
         self.profiler = profiler or StepProfiler()
         self.stop_request = stop_request or StopRequest()
         # Applied to each sample in the worker that reads it, or else to whole batches.
-        per_sample = isinstance(samples.augment, SampleTransforms)
+        per_sample = getattr(samples.augment, "per_sample", False)
         self.transform = samples.augment if per_sample else None
         self.augment: Any = None if per_sample else samples.augment
         self._copies = DeviceCopies()

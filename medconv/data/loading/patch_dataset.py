@@ -115,7 +115,7 @@ class PatchDataset(monai.data.Dataset):
         read_size: sample number to the voxels to read around the patch's centre; None: the patch size.
         packed: read blocks of a box around the patch's centre instead.
         channel_dropout: adds which channels are `kept`, (channels,) bool.
-        transform: applied to each sample, such as a `SampleTransforms`; other transforms of MONAI draw new
+        transform: applied to each sample, as of `augmentation=monai`; MONAI's own transforms draw new
             random numbers in each worker and run.
     """
 

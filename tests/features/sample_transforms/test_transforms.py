@@ -1,4 +1,4 @@
-"""medconv/data/augmentation/sample_transforms.py: samples depend on seed and number alone; clear errors."""
+"""medconv/features/sample_transforms/transforms.py: samples depend on seed and number alone; clear errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from monai.data import MetaTensor
 from torch import Tensor
 
-from medconv.data.augmentation.sample_transforms import SampleTransforms
+from medconv.features.sample_transforms.transforms import SampleTransforms
 
 SHAPES = {2: (12, 10), 3: (12, 10, 8)}
 SPACING_MM = {2: (1.0, 2.0), 3: (1.0, 2.0, 3.0)}

@@ -1,4 +1,4 @@
-"""medconv/models/monai_networks.py: MONAI's image-level networks with a stem for the image size."""
+"""medconv/features/monai_networks/networks.py: MONAI's image-level networks with a stem for the image size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet, UNetPlusPlus
+from medconv.features.monai_networks.networks import DenseNet, EfficientNet, SEResNet, UNetPlusPlus
 from medconv.planning.topology import stem_for
 
 SMALL = {

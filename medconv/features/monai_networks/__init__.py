@@ -1,0 +1,1 @@
+"""Networks of MONAI that need a change: DenseNet, EfficientNet, SE-ResNet, UNet++ and V-Net."""

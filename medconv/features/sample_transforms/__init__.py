@@ -1,0 +1,1 @@
+"""`augmentation=monai`: a user's own transforms of MONAI or TorchIO, applied to each sample."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import nibabel as nib
 import numpy as np
@@ -123,21 +123,22 @@ class Grid:
         return float(np.abs(moved - corners)[:, :3].max())
 
 
-@dataclass(frozen=True)
-class SoftLabel:
-    """The label of a case that is the probability of each foreground class.
+class SoftLabel(Protocol):
+    """How the label of a case is read that is no single label map, see `features.raters`.
 
     Args:
-        num_classes: with the background.
-        further_raters: label files of others than `Case.label`; None: this rater has none of this case.
+        further_files: label files beside `Case.label`; None: one that this case lacks.
         further_relabels: as `Case.relabel`, for each of these files.
-        are_probabilities: whether the files hold the probabilities, not label maps.
     """
 
-    num_classes: int
-    further_raters: tuple[Path | None, ...] = ()
-    further_relabels: tuple[Relabel | None, ...] = ()
-    are_probabilities: bool = False
+    further_files: tuple[Path | None, ...]
+    further_relabels: tuple[Relabel | None, ...]
+
+    def declared(self, case: Case) -> list[Any]:
+        """What a prepared label depends on beside its files, as plain values."""
+
+    def label_map(self, case: Case) -> tuple[np.ndarray, Grid]:
+        """The most probable class of each voxel, and the grid. Shape: (X, Y, Z) int16."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +183,10 @@ class Case:
 
     @property
     def label_files(self) -> tuple[Path | None, ...]:
-        """The label of each rater; None: this rater has none of this case. Empty: the case has no label."""
+        """`label` and what a `soft_label` adds; None: this case lacks one. Empty: the case has no label."""
         if self.label is None:
             return ()
-        further_raters = self.soft_label.further_raters if self.soft_label else ()
-        return (self.label, *further_raters)
+        return (self.label, *(self.soft_label.further_files if self.soft_label else ()))
 
     @property
     def label_relabels(self) -> tuple[Relabel | None, ...]:

@@ -22,7 +22,6 @@ HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 KINDS = {
     "label_map": "medconv.targets.label_map:LabelMapTargets",
     "regions": "medconv.targets.regions:RegionTargets",
-    "soft": "medconv.targets.soft:SoftTargets",
 }
 
 
@@ -36,7 +35,7 @@ class Family:
     Args:
         examine: (case, image, dataset, report): completes the report, in the place of the label map.
         labels: module, for kinds with an output per voxel whose labels are no label maps, of
-            `settings(targets)`, plain values that prepared labels depend on; of
+            `settings(targets)`, plain values that prepared labels depend on, or None; of
             `prepared(targets, case, image, crop_info, config)`, the arrays `label` and `soft_label` of a
             case's `Entry`, from its native image; and of `reference(targets, case, grid)`, what a validation
             compares with, as items of `CaseDataset`.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv import config as configs
+from medconv import doors
 from medconv.config import ConfigError, DataConfig, Derived, Node, RunConfig
 from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
@@ -31,7 +32,6 @@ from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.data.preprocessing.value_bands import Band, band_of
-from medconv.data.raters import with_soft_labels
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
@@ -108,7 +108,7 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     )
     # What further keys say of the cases; most runs set none of them
     if data.raters is not None or data.soft_labels:
-        dataset = with_soft_labels(dataset, data.raters, data.soft_labels, data.root)
+        dataset = _with_soft_labels(dataset, data)
     if data.group_pattern is not None:
         dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
     if data.source_spacing_mm is not None:
@@ -123,6 +123,20 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
         for value in (dataset.targets.ignore, *dataset.targets.also_ignored):
             check_ignored(value, (case.label for case in dataset.cases))
     return dataset, workers
+
+
+def _with_soft_labels(dataset: Dataset, data: DataConfig) -> Dataset:
+    """Raises: ConfigError: no feature brings targets that are probabilities."""
+    soft_targets = doors.mapping(doors.TARGETS).get("soft")
+    if soft_targets is None:
+        raise ConfigError(
+            "data.raters and data.soft_labels are read by medconv.features.raters, which this installation "
+            "lacks"
+        )
+    soft: Dataset = doors.load(soft_targets).with_soft_labels(
+        dataset, data.raters, data.soft_labels, data.root
+    )
+    return soft
 
 
 def files_state(data: DataConfig) -> list[Any]:

@@ -17,11 +17,11 @@ from medconv.evaluation.labels import (
     tolerance_of,
     tolerances,
 )
+from medconv.features.raters.targets import SoftTargets
 from medconv.inference.output import MANIFEST
 from medconv.metrics import dice
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.soft import SoftTargets
 
 REGIONS = RegionTargets(("whole", "core"), ((1, 2, 3), (2, 3)), 4, (1, 2))
 

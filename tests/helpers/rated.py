@@ -10,7 +10,7 @@ from helpers.volumes import CLASSES, save
 
 from medconv.data.case import Dataset
 from medconv.data.datasets.dataset_json import msd
-from medconv.data.raters import with_soft_labels
+from medconv.features.raters.targets import SoftTargets
 
 
 def add_rater(root: Path, cases: int | None = None) -> Path:
@@ -33,7 +33,7 @@ def add_rater(root: Path, cases: int | None = None) -> Path:
 
 
 def with_raters(root: Path, cases: int | None = None) -> Dataset:
-    return with_soft_labels(msd(add_rater(root, cases)), "labelsTr2/{id}.nii.gz", None, str(root))
+    return SoftTargets.with_soft_labels(msd(add_rater(root, cases)), "labelsTr2/{id}.nii.gz", None, str(root))
 
 
 def write_probabilities(root: Path) -> Path:

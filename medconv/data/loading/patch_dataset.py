@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medconv.data.augmentation.blocks import Blocks
 from medconv.data.case import Case
-from medconv.data.case_files import label_of, rater_labels_on
+from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.loading.patch import PackedReading, PatchShape, Sample, crop, pack
 from medconv.data.loading.samplers import Sampler
@@ -209,8 +209,7 @@ class CaseDataset(monai.data.Dataset):
 
     Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case
     id, the spacing_mm of the prepared image and its crop_info; where cases lack labels, annotated, a bool for
-    each output. Of probabilities, label (1, classes, *spatial), the most probable class as reference, and
-    raters, a list of label maps (X, Y, Z), None where one is missing.
+    each output.
     Args: own_reference: `reference` of `Family.labels`, with its targets; None: labels are label maps.
     """
 
@@ -245,8 +244,6 @@ class CaseDataset(monai.data.Dataset):
             native_label, label_grid = label_of(case)
             reference = on_grid(native_label, case.images[0], grid, case.label, label_grid)
             item["reference"] = torch.from_numpy(reference)
-        if case.soft_label is not None:
-            item["raters"] = rater_labels_on(case, grid)
         if self.annotated:
             item["annotated"] = self.annotated[case.id].outputs
         if case.values is not None:

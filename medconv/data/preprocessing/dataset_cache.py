@@ -19,21 +19,15 @@ from filelock import FileLock
 from scipy.ndimage import find_objects
 
 from medconv.data.case import Case, Dataset
-from medconv.data.case_files import image_of, label_of, probabilities_on
+from medconv.data.case_files import image_of, label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.check import CheckResult, Examined, check, still_invalid
 from medconv.data.preprocessing.compressed import Compression
 from medconv.data.preprocessing.examine import VERSION, CaseReport
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
-from medconv.data.preprocessing.preprocess import (
-    PreprocessingConfig,
-    preprocess_image,
-    preprocess_label,
-    preprocess_probabilities,
-)
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image, preprocess_label
 from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
-from medconv.metrics.consensus import most_probable
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import locks
@@ -238,14 +232,13 @@ def _declared(dataset: Dataset) -> list[Any]:
         if case.source_spacing_mm is not None or case.relabel is not None:
             statements[case.id] = [case.source_spacing_mm, case.relabel]
         if case.soft_label is not None:
-            are_probabilities = case.soft_label.are_probabilities
-            statements[case.id] = [case.source_spacing_mm, case.relabel, are_probabilities]
-            if any(relabel != case.relabel for relabel in case.soft_label.further_relabels):
-                statements[case.id].append(case.soft_label.further_relabels)
+            declared_of_label = case.soft_label.declared(case)
+            statements[case.id] = [case.source_spacing_mm, case.relabel, *declared_of_label]
     declared: list[Any] = [] if dataset.targets.ignore is None else [dataset.targets.ignore]
     own_labels = dataset.targets.family.own("labels")
-    if own_labels:
-        declared.append(own_labels.settings(dataset.targets))
+    settings = own_labels and own_labels.settings(dataset.targets)
+    if settings is not None:
+        declared.append(settings)
     return [*declared, statements] if statements else declared
 
 
@@ -353,7 +346,7 @@ def make_entry(
     ignore = targets.ignore if targets else None  # the label value of unlabelled voxels
     own_labels = targets and targets.family.own("labels")
     highest_label = -1
-    if case.label is not None and case.soft_label is None and not own_labels:
+    if case.label is not None and not own_labels:
         native_label, label_grid = label_of(case)
         if isinstance(targets, SegmentationTargets):
             native_label = targets.learned_label(native_label)
@@ -374,12 +367,6 @@ def make_entry(
         return Entry(image, NOTHING, NOTHING, crop_info)
     if own_labels:
         label, soft_label = own_labels.prepared(targets, case, native, crop_info, config)
-        return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
-    if case.soft_label is not None:
-        probabilities = probabilities_on(case, grid)
-        soft_label = preprocess_probabilities(probabilities, crop_info, config)
-        label = most_probable(soft_label.astype(np.float32))
-        label = label.astype(np.uint8 if num_classes <= 256 else np.int16)
         return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
     num_values = max(num_classes, 1 + (ignore or 0))
     label = preprocess_label(native_label, crop_info, config, num_values)

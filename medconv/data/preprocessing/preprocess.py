@@ -19,7 +19,6 @@ from medconv.data.case import Grid
 from medconv.data.io.grids import canonical_spacing, from_canonical, to_canonical
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.resampling import (
-    LINEAR,
     nearest,
     nearest_axis,
     neighbours,
@@ -266,26 +265,6 @@ def preprocess_label(
     if config.image_dims == 2:
         resampled = resampled[..., 0]
     return np.ascontiguousarray(resampled, np.uint8 if num_classes <= 256 else np.int16)
-
-
-def preprocess_probabilities(
-    probabilities: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig
-) -> np.ndarray:
-    """Native probabilities of classes on the grid of their prepared image, by linear interpolation.
-
-    Shape: (classes, X, Y, Z) -> (classes, *spatial) float16.
-    """
-    canonical, spacing_mm = to_canonical(probabilities, crop_info.grid, config.reorients)
-    cropped = canonical[:, *crop_info.slices]
-    target_mm = config.target_mm(spacing_mm)
-    shape = resampled_shape(cropped.shape[1:], spacing_mm, target_mm)
-    axis = config.nearest_axis(spacing_mm, target_mm)
-    if axis is not None:
-        cropped = cropped.take(nearest(cropped.shape[1 + axis], shape[axis]), 1 + axis)
-    resampled = np.stack([zoom(of_class, shape, order=LINEAR) for of_class in cropped])
-    if config.image_dims == 2:
-        resampled = resampled[..., 0]
-    return np.ascontiguousarray(resampled, np.float16)
 
 
 def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:

@@ -9,11 +9,10 @@ import pytest
 from nibabel.nifti1 import Nifti1Extension
 
 from medconv.data.case import Dataset
-from medconv.data.case_files import label_of, rater_labels_of
+from medconv.data.case_files import label_of
 from medconv.data.datasets.folder import folder
 from medconv.data.io.images import label_names, read_label, stem
 from medconv.data.preprocessing.check import check
-from medconv.data.raters import with_soft_labels
 from medconv.evaluation.segmentation import evaluate
 
 nrrd = pytest.importorskip("nrrd", reason="the extra `nrrd`")
@@ -143,11 +142,12 @@ def test_names_behind_the_first_files_are_compared_by_the_check(tmp_path: Path) 
 
 
 def test_each_rater_is_matched_by_name(tmp_path: Path) -> None:
+    raters = pytest.importorskip("medconv.features.raters.targets")
     dataset = folder(*write(tmp_path, {1: "a", 2: "b"}))
     save_seg_nrrd(tmp_path / "second/0.seg.nrrd", {1: "b", 2: "a"}, np.where(LABEL, 3 - LABEL, 0))
-    rated = with_soft_labels(dataset, str(tmp_path / "second"), None)
+    rated = raters.SoftTargets.with_soft_labels(dataset, str(tmp_path / "second"), None)
     (case,) = rated.cases
-    first, second = rater_labels_of(case)[0]
+    first, second = case.soft_label.label_maps(case)[0]
     np.testing.assert_array_equal(first, second)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.rated import add_rater, with_raters, write_probabilities
 from helpers.stores import ARRAYS, assert_complete, rewritten, times, touch
 from helpers.volumes import (
     SHAPE,
@@ -40,7 +39,6 @@ from medconv.data.preprocessing.dataset_cache import (
 )
 from medconv.data.preprocessing.preprocess import preprocess_label
 from medconv.data.preprocessing.store import Entry, Store
-from medconv.data.raters import with_soft_labels
 
 
 def test_cases_are_prepared_once(tmp_path: Path) -> None:
@@ -358,38 +356,6 @@ def test_an_unwritable_cache_is_named(open_folder: Path) -> None:
     (open_folder / "cache/.lock").chmod(0o666)
     error = unprivileged(fill_store, dataset, preprocessing_config(), open_folder / "cache", 1)
     assert error == f"ArgumentError: cache_dir: cannot write to {store.folder} (Permission denied)"
-
-
-def test_the_labels_of_raters_are_prepared_as_their_mean(tmp_path: Path) -> None:
-    dataset = with_raters(write_msd(tmp_path / "data", 2))
-    store = fill_store(dataset, preprocessing_config(), tmp_path / "store", 1)
-    entry = store.read("case_0")
-    first = label_array(0)
-    assert entry.soft_label.dtype == np.float16 and entry.training_label is entry.soft_label
-    assert set(np.unique(entry.soft_label[0, 6])) == {0, 0.5}
-    np.testing.assert_array_equal(entry.label[:6], first[:6])
-    assert not (entry.label[6] == 1).any()
-    assert not (entry.foreground[entry.foreground[:, 0] == 1, 1] == 6).any()
-    before = times(store)
-    touch(tmp_path / "data/labelsTr2/case_1.nii.gz")
-    assert rewritten(fill_store(dataset, preprocessing_config(), tmp_path / "store", 1), before) == {"case_1"}
-    path = tmp_path / "data/labelsTr2/case_0.nii.gz"
-    save(path, np.full(SHAPE, 7, np.uint8))
-    with pytest.raises(
-        ValueError, match=r"case case_0: .*labelsTr2/case_0.nii.gz: label value 7 is not declared"
-    ):
-        cached_fingerprint(dataset, tmp_path / "store", 1)
-
-
-def test_label_maps_and_probabilities_of_the_same_files_are_prepared_apart(tmp_path: Path) -> None:
-    root = add_rater(write_msd(tmp_path / "data", 1))
-    plain = msd(root)
-    stores = [fill_store(plain, preprocessing_config(), tmp_path / "store", 1)]
-    assert stores[0].read("case_0").soft_label.size == 0
-    soft = with_soft_labels(msd(write_probabilities(root)), None, True)
-    stores.append(fill_store(soft, preprocessing_config(), tmp_path / "store", 1))
-    assert stores[0].folder != stores[1].folder
-    assert stores[1].read("case_0").soft_label.max() == 0.75
 
 
 def test_a_prepared_case_has_image_label_and_foreground(tmp_path: Path) -> None:

@@ -27,11 +27,9 @@ from medconv.data.preprocessing.preprocess import (
     content_box,
     preprocess_image,
     preprocess_label,
-    preprocess_probabilities,
     resampled_shape,
 )
 from medconv.data.preprocessing.resampling import nearest
-from medconv.metrics.consensus import most_probable
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -324,24 +322,6 @@ def test_restore_takes_logits_of_any_precision_and_size() -> None:
     expected = np.zeros((16, 8, 8))
     expected[4:, 2:6] = 2
     np.testing.assert_array_equal(back, expected)
-
-
-@pytest.mark.parametrize("convention", [None, "nnunet"])
-def test_the_most_probable_class_is_that_of_a_resampled_label_map(convention: str | None) -> None:
-    """Probabilities of 0 and 1, turned, cropped and resampled; across thick slices also by the nearest."""
-    rng = np.random.default_rng(0)
-    label = np.kron(rng.integers(0, 3, (4, 4, 4)), np.ones((4, 4, 2))).astype(np.int16)
-    grid = Grid.of(label.shape, affine_of((1, 0, 2), (1, -1, 1), (1.0, 1.0, 4.0), (0, 0, 0)))
-    config = replace(preprocessing_config((0.8, 1.3, 3.0)), convention=convention)
-    image = np.pad(rng.normal(5, 1, (14, 15, 8)), ((1, 1), (0, 1), (0, 0)))[None].astype(np.float32)
-    _, crop_info = preprocess_image(image, grid, config)
-    masks = np.stack([label == 1, label == 2]).astype(np.float32)
-    probabilities = preprocess_probabilities(masks, crop_info, config)
-    expected = preprocess_label(label, crop_info, config, 3)
-    assert probabilities.dtype == np.float16 and probabilities.shape == (2, *expected.shape)
-    assert probabilities.min() >= 0 and probabilities.sum(0).max() <= 1.001
-    agreement = (most_probable(probabilities.astype(np.float32)) == expected).mean()
-    assert agreement > 0.99
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,15 +1,15 @@
-"""medconv/training/losses/soft.py: against a loop over voxels, against Dice of hard labels, and its optimum."""
+"""medconv/features/raters/losses.py: against a loop over voxels, against Dice of hard labels, and its optimum."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from medconv.features.raters.losses import SoftDiceCrossEntropy
+from medconv.features.raters.targets import SoftTargets
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.soft import SoftTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
-from medconv.training.losses.soft import SoftDiceCrossEntropy
 
 NAMES = ["background", "a", "b"]
 TARGETS = SoftTargets.of_classes(NAMES)

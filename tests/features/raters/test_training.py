@@ -9,8 +9,9 @@ from helpers import tiny
 from helpers.rated import add_rater
 
 import medconv
-from medconv.data.case import Case, SoftLabel
-from medconv.data.case_files import image_of, probabilities_on
+from medconv.data.case import Case
+from medconv.data.case_files import image_of
+from medconv.features.raters.labels import RatedLabel, probabilities_on
 from medconv.utils import checkpoint_io
 
 
@@ -56,6 +57,6 @@ def test_its_predicted_probabilities_can_be_labels_in_turn(
     label, probabilities = medconv.load(checkpoint).label_and_probabilities(image)
     np.testing.assert_array_equal(label, probabilities.argmax(0))
     path = tmp_path / "probabilities/case_0.nii.gz"
-    case = Case("case_0", (image,), path, soft_label=SoftLabel(3, are_probabilities=True))
+    case = Case("case_0", (image,), path, soft_label=RatedLabel(3, are_probabilities=True))
     _, grid = image_of(case)
     np.testing.assert_allclose(probabilities_on(case, grid), probabilities[1:], atol=1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,9 +12,12 @@ from scipy.ndimage import find_objects
 from torch import Tensor
 from torch.nn import functional as F
 
+from medconv.data.case import Dataset
+from medconv.features.raters.labels import labelled
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.calibration import brier, calibration_error
 from medconv.metrics.dice import ClassScores
+from medconv.targets.base import Family
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.scores import DiceScores, NamedScore, ValidatedCase
 from medconv.targets.segmentation import over_voxels
@@ -33,9 +36,32 @@ class SoftTargets(LabelMapTargets):
     the box around the foreground of prediction and reference.
     """
 
+    family: ClassVar[Family] = Family(labels="medconv.features.raters.labels")
     kind: ClassVar[str] = "soft"
     default_loss: ClassVar[str] = "soft_dice_ce"
     scores_probabilities: ClassVar[bool] = True
+
+    @classmethod
+    def with_soft_labels(
+        cls,
+        dataset: Dataset,
+        raters: str | Sequence[str] | None,
+        soft_labels: bool | None,
+        root: str | None = None,
+    ) -> Dataset:
+        """The dataset whose labels are probabilities.
+
+        Args:
+            dataset: with label maps of exclusive classes; its labels are those of the first rater.
+            raters: a folder or a pattern of label files for each further rater; a rater may lack cases.
+            soft_labels: whether the label files hold probabilities.
+            root: folder in which relative patterns begin; None: the current one.
+
+        Raises:
+            ArgumentError: both, a dataset without such classes, a rater without any case, or as `files_of`.
+        """
+        cases = tuple(labelled(dataset, raters, soft_labels, root))
+        return replace(dataset, cases=cases, targets=cls.of_classes(dataset.class_names))
 
     @property
     def of_answers(self) -> LabelMapTargets:

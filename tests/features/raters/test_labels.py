@@ -1,4 +1,4 @@
-"""medconv/data/raters.py: label files of several raters and of probabilities, from any layout."""
+"""medconv/features/raters/labels.py: label files of several raters and of probabilities, from any layout."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ import pytest
 from helpers.rated import add_rater, with_raters, write_probabilities
 from helpers.volumes import label_array, save, write_msd, write_nnunet
 
-from medconv.data.case_files import image_of, label_of, probabilities_of, probabilities_on, rater_labels_on
+from medconv.data.case_files import image_of, label_of
 from medconv.data.datasets.dataset_json import msd, nnunet
-from medconv.data.raters import with_soft_labels
-from medconv.targets.soft import SoftTargets
+from medconv.features.raters.labels import probabilities_on, rated, rater_labels_on
+from medconv.features.raters.targets import SoftTargets
 
 
 def test_the_label_is_the_mean_of_the_raters_and_their_consensus_where_both_agree(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_the_label_is_the_mean_of_the_raters_and_their_consensus_where_both_agre
     assert [path and path.parent.name for path in case.label_files] == ["labelsTr", "labelsTr2"]
     assert alone.label_files[1] is None and len(alone.files) == 2 and len(case.files) == 3
     first = label_array(0)
-    probabilities, _ = probabilities_of(case)
+    probabilities, _ = rated(case).probabilities(case)
     # the second rater lacks the plane 6 of the first class
     assert set(np.unique(probabilities[0, 6])) == {0, 0.5}
     np.testing.assert_array_equal(probabilities[0, :6], first[:6] == 1)
@@ -46,15 +46,15 @@ def test_each_of_several_further_raters_counts(tmp_path: Path) -> None:
         save(root / f"labelsTr{number}" / path.name, answer, affine)
         answers.append(answer)
     folders = [f"labelsTr{number}/{{id}}.nii.gz" for number in (2, 3, 4)]
-    (case,) = with_soft_labels(msd(root), folders, None, str(root)).cases
-    probabilities, _ = probabilities_of(case)
+    (case,) = SoftTargets.with_soft_labels(msd(root), folders, None, str(root)).cases
+    probabilities, _ = rated(case).probabilities(case)
     np.testing.assert_allclose(probabilities[0], np.mean([answer == 1 for answer in answers], axis=0))
     _, grid = image_of(case)
     np.testing.assert_array_equal(rater_labels_on(case, grid), answers)
 
 
 def test_files_of_probabilities_may_have_a_channel_for_the_background(tmp_path: Path) -> None:
-    dataset = with_soft_labels(msd(write_probabilities(write_msd(tmp_path, 1))), None, True)
+    dataset = SoftTargets.with_soft_labels(msd(write_probabilities(write_msd(tmp_path, 1))), None, True)
     (case,) = dataset.cases
     _, grid = image_of(case)
     probabilities = probabilities_on(case, grid)
@@ -80,17 +80,17 @@ def test_settings_that_say_nothing_of_the_cases_are_refused(
 ) -> None:
     dataset = msd(add_rater(write_msd(tmp_path, 2)))
     with pytest.raises(ValueError, match=message):
-        with_soft_labels(dataset, raters, soft_labels, str(tmp_path))  # type: ignore[arg-type]
+        SoftTargets.with_soft_labels(dataset, raters, soft_labels, str(tmp_path))  # type: ignore[arg-type]
 
 
 def test_regions_and_ignored_voxels_are_refused(tmp_path: Path) -> None:
     dataset = nnunet(write_nnunet(tmp_path))
     regions = dataset.with_targets(regions={"both": ["big", "small"]}, regions_order=None, ignore_label=None)
     with pytest.raises(ValueError, match="soft_labels is for label maps of classes, .* has regions targets"):
-        with_soft_labels(regions, None, True)
+        SoftTargets.with_soft_labels(regions, None, True)
     ignoring = dataset.with_targets(regions=None, regions_order=None, ignore_label=9)
     with pytest.raises(ValueError, match="raters cannot be combined with a value to ignore: ignore_label"):
-        with_soft_labels(ignoring, "labelsTr", None, str(tmp_path))
+        SoftTargets.with_soft_labels(ignoring, "labelsTr", None, str(tmp_path))
 
 
 def test_a_rater_with_a_further_class_or_another_grid_is_an_error_of_its_file(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
-"""medconv/targets/soft.py: labels that are probabilities, rows of validation against several raters."""
+"""medconv/features/raters/targets.py: labels that are probabilities, rows of validation against several raters."""
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from medconv.features.raters.targets import SoftTargets
 from medconv.targets import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.scores import ValidatedCase
-from medconv.targets.soft import SoftTargets
 
 CLASSES = SoftTargets.of_classes(["background", "a", "b"])
 

@@ -1,4 +1,4 @@
-"""medconv/data/io/probabilities.py: channels, range and sum of files of probabilities."""
+"""medconv/features/raters/probabilities.py: channels, range and sum of files of probabilities."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.volumes import save
 
-from medconv.data.io.probabilities import read_probabilities
+from medconv.features.raters.probabilities import read_probabilities
 
 
 def test_with_or_without_the_background_and_of_one_class_without_a_fourth_axis(tmp_path: Path) -> None:

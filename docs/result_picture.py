@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from medconv.data.io.images import read_image, read_label
+from medconv.data.io.raster import colour
 from medconv.data.preprocessing.preprocess import to_canonical
-from medconv.metrics.visualization import colour
 
 WORDS = ("from the side", "from the front", "from above")
 

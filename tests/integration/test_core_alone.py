@@ -14,11 +14,22 @@ from helpers.waiting import PATIENCE_S
 
 FEATURES = sorted(path.parent.name for path in (tiny.ROOT / "medconv/features").glob("*/__init__.py"))
 # What needs a feature by name: without that one, these are left out, too.
-NEEDED_BY = {"pretrained": ["nnunet"], "cross_validation": ["postprocessing", "sweeps"]}
+NEEDED_BY = {
+    "pictures": ["report"],
+    "pretrained": ["nnunet"],
+    "cross_validation": ["postprocessing", "sweeps"],
+}
 # Modules by which a feature enters another one: without that one, nobody asks for them.
 PARTS_OF = {
     "export": ["nnunet.export"],
-    "pictures": ["image_level.views"],
+    "pictures": [
+        "continuous.views",
+        "image_level.report",
+        "image_level.saliency",
+        "image_level.saliency_extra",
+        "image_level.views",
+        "landmarks.views",
+    ],
     "report": ["image_level.report", "instances.report"],
 }
 

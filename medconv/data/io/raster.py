@@ -15,11 +15,12 @@ from PIL import Image, ImageColor, ImageOps
 
 from medconv.data.io import nifti
 from medconv.data.io.formats import ImageFormat
-from medconv.metrics.visualization import colour
 from medconv.utils.errors import explained
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif")
 SUFFIXES = (*_ENDINGS, *(ending.upper() for ending in _ENDINGS))
+# Okabe & Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 PIXEL_MM = (1.0, 1.0)  # a picture's, for want of another
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 # What Pillow raises for damaged files
@@ -57,6 +58,11 @@ _MAX_CLASSES = 64  # a mask with more values is a photograph, or has one for eac
 # of vessels cut to pieces and of packed squares at least 0.90, in pictures of six data sets at most 0.73
 _OBJECT_SHARE = 0.8
 _AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])  # as of a DICOM slice without a position in the patient
+
+
+def colour(value: int) -> str:
+    """The colour of a label value in HTML notation; seven colours repeat, and the background is black."""
+    return COLOURS[(value - 1) % len(COLOURS)] if value else "#000000"
 
 
 def is_picture(path: Path) -> bool:

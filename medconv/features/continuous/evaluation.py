@@ -12,8 +12,6 @@ from medconv.evaluation.results import Evaluation
 from medconv.evaluation.scored_cases import ScoredCases
 from medconv.features.continuous.labels import one_channel
 from medconv.features.continuous.metrics import METRICS, Row, means, measure
-from medconv.features.continuous.views import in_planes
-from medconv.metrics.visualization import png
 
 _WORST_CASES = 12
 _DEFINITIONS = {
@@ -68,6 +66,9 @@ def page(evaluation: Evaluation) -> str | None:
 
 def _picture(evaluation: ImageEvaluation, case: str) -> bytes:
     """The image where there is one, prediction, reference and error, as PNG."""
+    from medconv.features.continuous.views import in_planes
+    from medconv.features.pictures.drawing import png
+
     reference_file, prediction_file, *_ = evaluation.files[case]
     prediction, reference, grid, _ = evaluation.pair(prediction_file, reference_file)
     images = {"prediction": prediction, "reference": reference, "error": np.abs(prediction - reference)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from medconv.data.io.grids import to_canonical
 from medconv.data.loading.patch import Batch
 from medconv.features.continuous.targets import ContinuousTargets
-from medconv.metrics.visualization import heat
+from medconv.features.pictures.drawing import heat
 
 if TYPE_CHECKING:  # `evaluate` draws planes, too, and loads no training
     from medconv.features.pictures.callbacks import Picture

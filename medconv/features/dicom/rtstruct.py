@@ -11,8 +11,8 @@ from scipy.ndimage import find_objects
 from scipy.spatial.distance import cdist
 
 import medconv
+from medconv.data.io.raster import colour
 from medconv.features.dicom import volumes
-from medconv.metrics.visualization import colour
 from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed

@@ -10,8 +10,8 @@ from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image
 from medconv.features.image_level.metrics import words
 from medconv.features.image_level.targets import ImageLevelTargets
+from medconv.features.pictures import drawing
 from medconv.features.report import rendering
-from medconv.metrics import visualization
 
 _WORST_CASES = 12
 _MAX_OUTPUTS = 4  # of a case
@@ -54,7 +54,7 @@ def write_report(
         package="medconv.features.image_level",
         result=result,
         targets=targets,
-        charts={name: visualization.png(pixels) for name, pixels in charts.items()},
+        charts={name: drawing.png(pixels) for name, pixels in charts.items()},
         columns=[words(name) for name in first_row],
         worst=cards,
         definitions=_DEFINITIONS,
@@ -95,8 +95,8 @@ def _picture(image: Path | None, saliency: Path) -> tuple[bytes, str]:
     is_slice = grid.shape[2] == 1
     pixels = canonical[..., 0] if is_slice else canonical
     spatial_axes = pixels.ndim - 1  # the first one holds channels
-    picture = visualization.heat(pixels, None, spacing[:spatial_axes])
-    return visualization.png(picture), ""
+    picture = drawing.heat(pixels, None, spacing[:spatial_axes])
+    return drawing.png(picture), ""
 
 
 def _small_file(path: Path) -> bytes:

@@ -14,7 +14,7 @@ import torch
 from monai.visualize import GradCAM
 from torch import Tensor, nn
 
-from medconv.metrics import visualization
+from medconv.features.pictures import drawing
 
 # Positions of the preferred layer's output along each axis.
 _MIN_SIZE = 4
@@ -57,7 +57,7 @@ def overlay(
         target: as of `saliency`.
     """
     heat = saliency(network, image[None], target)[0]
-    return visualization.heat(image.detach().float().cpu().numpy(), heat, spacing_mm)
+    return drawing.heat(image.detach().float().cpu().numpy(), heat, spacing_mm)
 
 
 def _differentiable_copy(network: nn.Module) -> nn.Module:

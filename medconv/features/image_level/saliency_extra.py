@@ -12,8 +12,8 @@ from medconv.data.case import Case
 from medconv.features.image_level import saliency
 from medconv.features.image_level.forward import ImageLevelForward, ImageLevelScores
 from medconv.features.image_level.targets import ImageLevelTargets
+from medconv.features.pictures.drawing import png
 from medconv.inference.extras import Extra
-from medconv.metrics.visualization import png
 from medconv.utils.atomic_io import replacing
 
 

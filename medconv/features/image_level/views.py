@@ -12,7 +12,7 @@ from medconv.data.loading.patch import Batch
 from medconv.features.image_level import saliency
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.pictures.callbacks import Picture
-from medconv.metrics.visualization import overlay
+from medconv.features.pictures.drawing import overlay
 
 log = logging.getLogger(__name__)
 

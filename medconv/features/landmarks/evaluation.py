@@ -11,7 +11,6 @@ from medconv.evaluation.results import Evaluation, plain_number
 from medconv.evaluation.scored_cases import ScoredCases
 from medconv.features.landmarks.errors import WORDS, cells_of, row_of, summary_of
 from medconv.features.landmarks.points import point_files, read_array
-from medconv.features.landmarks.views import case_picture
 
 _WORST_CASES = 6
 _DEFINITIONS = {
@@ -61,6 +60,7 @@ def page(evaluation: Evaluation) -> str | None:
     """The HTML page of an evaluation of points; without the feature `report` there is none."""
     if not isinstance(evaluation, PointEvaluation) or find_spec("medconv.features.report") is None:
         return None
+    from medconv.features.landmarks.views import case_picture
     from medconv.features.report import rendering
 
     rows = evaluation.result["cases"]

@@ -15,7 +15,7 @@ from medconv.data.io.images import read_image
 from medconv.data.loading.patch import Batch
 from medconv.features.landmarks.heatmaps import voxels_of
 from medconv.features.landmarks.targets import LandmarkTargets
-from medconv.metrics.visualization import heat, overlay, png
+from medconv.features.pictures.drawing import heat, overlay, png
 
 if TYPE_CHECKING:  # `evaluate` draws points, too, and loads no training
     from medconv.features.pictures.callbacks import Picture

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from medconv.convs.parametrization import TRANSPOSED
 from medconv.data.loading.patch import Batch
-from medconv.metrics.visualization import overlay
+from medconv.features.pictures.drawing import overlay
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.loggers import boards

@@ -10,7 +10,7 @@ from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.images import read_image, read_label
 from medconv.data.io.label_values import relabels
 from medconv.data.preprocessing.preprocess import content_box
-from medconv.metrics import visualization
+from medconv.features.pictures import drawing
 
 _MARGIN_MM = 10.0  # around the foreground
 
@@ -86,13 +86,13 @@ def _picture(
     box = _foreground_box(np.stack(label_maps), spacing_mm)
     reference, *predictions = [label_map[box] for label_map in label_maps]
     differs = np.any([prediction != reference for prediction in predictions], axis=0)
-    pixels = visualization.overlay(
+    pixels = drawing.overlay(
         None if image is None else image[box],
         [reference, *predictions],
         spacing_mm,
         differs if differs.any() else None,
     )
-    return visualization.png(pixels)
+    return drawing.png(pixels)
 
 
 def _foreground_box(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
+from medconv.data.io.raster import colour
 from medconv.evaluation import labels
 from medconv.evaluation.results import Evaluation
 from medconv.evaluation.segmentation_results import LabelMapEvaluation, selection_of
 from medconv.features.report import rendering
 from medconv.features.report.distributions import Series, distribution
 from medconv.features.report.overlays import case_picture
-from medconv.metrics import visualization
 from medconv.metrics.dice import mean
 from medconv.metrics.segmentation import Metric
 from medconv.targets.segmentation import SegmentationTargets
@@ -170,7 +170,7 @@ def _legend(targets: SegmentationTargets) -> list[tuple[str, str]]:
     repeat.
     """
     named_values = list(targets.value_names.items())
-    return [(visualization.colour(value), name) for value, name in named_values[:_MAX_LEGEND]]
+    return [(colour(value), name) for value, name in named_values[:_MAX_LEGEND]]
 
 
 def _number(value: float | None, metric: Metric, signed: bool = False) -> str:

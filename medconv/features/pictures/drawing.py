@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-# Okabe & Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
-_RGB = np.array([ImageColor.getrgb(colour) for colour in _COLOURS], float)
+from medconv.data.io.raster import COLOURS, colour
+
+_RGB = np.array([ImageColor.getrgb(colour) for colour in COLOURS], float)
 _RED = _RGB[5]
 _YELLOW = _RGB[3]
 _PANEL_PIXELS = 160  # minimum of the longer side of a panel
@@ -97,11 +97,6 @@ def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[fl
             panels.append(_warmed(pixels, plane.cut(strength)[..., None]))
         rows.append([_upright(panel, plane.axis, spacing_mm) for panel in panels])
     return grid(rows)
-
-
-def colour(value: int) -> str:
-    """The colour of a label value in HTML notation; seven colours repeat, and the background is black."""
-    return _COLOURS[(value - 1) % len(_COLOURS)] if value else "#000000"
 
 
 def png(pixels: np.ndarray) -> bytes:

@@ -1,14 +1,17 @@
-"""medconv/metrics/visualization.py: planes, orientation, sizes and colours in a picture of a case."""
+"""medconv/features/pictures/drawing.py: planes, orientation, sizes and colours in a picture of a case."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from reference.planes import planes_of_most_foreground
 
-from medconv.metrics import visualization
-from medconv.metrics.visualization import heat, overlay, png
+from medconv.data.io.grids import to_canonical
+from medconv.data.io.images import read_label
+from medconv.features.pictures import drawing
+from medconv.features.pictures.drawing import heat, overlay, png
 
 GAP = 4
 ORANGE, BLUE = np.array([230, 159, 0]), np.array([86, 180, 233])
@@ -170,7 +173,7 @@ def test_planes_are_those_of_a_mask_per_class(classes: int, dtype: type) -> None
     values = np.array([0, -1, *range(1, 3 * classes + 1, 3)]).astype(dtype)
     for shape in [(7, 5, 6), (1, 4, 9), (12, 11, 2)]:
         label = random.choice(values, shape, p=None if classes else [1, 0])
-        chosen = [(plane.axis, plane.index) for plane in visualization._planes(label)]
+        chosen = [(plane.axis, plane.index) for plane in drawing._planes(label)]
         assert chosen == planes_of_most_foreground(label)
 
 
@@ -231,3 +234,16 @@ def test_columns_have_titles_and_the_classes_in_sight_a_legend() -> None:
     many = {1: "a long name of a class", 2: "and of another one", 3: "and of a third"}
     wrapped = overlay(image, [label], (1.0, 1.0), names=many)
     assert wrapped.shape == (160 + 2 * (GAP + text), 324, 3)
+
+
+def test_a_picture_is_shown_as_viewers_show_its_file(tmp_path: Path) -> None:
+    corner = np.zeros((4, 6), np.uint8)
+    corner[0, 0] = 1  # top left
+    Image.fromarray(corner).save(tmp_path / "mask.png")
+    top_left, grid = read_label(tmp_path / "mask.png")
+    seen, _ = to_canonical(top_left[None], grid)
+    shown = overlay(np.zeros((6, 4)), [seen[0, :, :, 0]], (1, 1))
+    column = shown[:, -shown.shape[1] // 2 :].max(-1)
+    top, left = np.argwhere(column > column.min()).mean(0) / column.shape
+    assert top < 0.3
+    assert left < 0.3

@@ -51,8 +51,11 @@ WEIGHT_SOURCES = "WEIGHT_SOURCES"
 # Kinds of targets: name -> "module:object", a subclass of `medconv.targets.Targets` with this `kind`.
 TARGETS = "TARGETS"
 
-# What measures settings that a config leaves open: a tuple of functions (resolved config, `RunDir`) -> the
-# config with values for them. Asked only if `config.schema.open_keys` names any.
+# What measures what a config leaves open: what it is -> "module:object", a function
+#   "settings": (resolved config, `RunDir`) -> the config with values for the keys that
+#       `config.schema.open_keys` names
+#   "size": (config, planned, derive, budget) -> the `Plan` of the size whose steps fit into
+#       `trainer.max_time`; planned: (size, reason) -> `Plan`; derive: `Plan` -> `Derived`
 TUNERS = "TUNERS"
 
 # What a run tells of itself beside its scores: a tuple of modules with

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from medconv import config as configs
+from medconv import doors
 from medconv.config import Derived, PlanConfig, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
@@ -17,7 +18,6 @@ from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.topology import Budget, stem_for
 from medconv.targets import Targets
-from medconv.training import plan_for_time
 from medconv.training.run_dir import short_hash
 from medconv.training.weight_source import weight_source
 from medconv.utils.errors import ArgumentError
@@ -98,16 +98,22 @@ def make_plan(
         return planned(config.plan.size, "plan.size")
     if "size" in recorded:
         return planned(recorded["size"], recorded_origin)
+    on_gpu = uses_gpu(config.trainer.accelerator)
     if config.trainer.max_time is None:
-        size = "full" if uses_gpu(config.trainer.accelerator) else "large"
+        size = "full" if on_gpu else "large"
         return planned(size, f"{budget.size_origin}; with trainer.max_time the plan may be another one")
+    measured_size = doors.mapping(doors.TUNERS).get("size")
+    if measured_size is None:
+        size = "large" if on_gpu else "small"
+        return planned(size, "not measured, as this installation lacks medconv.features.autotune")
     values = splits.values_of(dataset.cases)
     fitted_targets = dataset.targets.fitted(values) if values.size else dataset.targets
 
     def derive(size_plan: Plan) -> Derived:
         return derived_values(size_plan, dataset, dataset.cases, fitted_targets)
 
-    return plan_for_time.fitting(config, planned, derive, budget)
+    chosen: Plan = doors.load(measured_size)(config, planned, derive, budget)
+    return chosen
 
 
 def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, store: str) -> Plan:

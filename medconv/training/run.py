@@ -287,15 +287,14 @@ def _tuned(config: RunConfig, keys: Sequence[str], folder: RunDir) -> RunConfig:
     Raises:
         ConfigError: no feature measures them, or none of the values works.
     """
-    tuners = tuple(doors.objects(doors.TUNERS))
-    if not tuners:
+    tune = doors.mapping(doors.TUNERS).get("settings")
+    if tune is None:
         raise ConfigError(
             f"{', '.join(keys)}: null is measured by medconv.features.autotune, which this "
             "installation lacks; perf=fast sets values"
         )
-    for tune in tuners:
-        config = tune(config, folder)
-    return config
+    tuned: RunConfig = doors.load(tune)(config, folder)
+    return tuned
 
 
 def with_loss(config: RunConfig, targets: Targets) -> RunConfig:

@@ -22,9 +22,9 @@ from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 from benchmarks.results import Row, by, conditions, table
 from medconv.features.autotune import search
 from medconv.features.autotune.search import choices
+from medconv.features.autotune.trial import Choice, Trial, Work
 from medconv.features.diagnosis.alternating import alternate
 from medconv.models.unet import UNet
-from medconv.performance.trial import Choice, Trial, Work
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy

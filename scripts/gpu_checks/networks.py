@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gpu_checks.limits import Peaks, step_seconds, step_work
+from medconv.features.autotune.trial import Choice, Trial, Work
 from medconv.models.unet import UNet
-from medconv.performance.trial import Choice, Trial, Work
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy

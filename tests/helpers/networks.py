@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from medconv.models.unet import UNet
-from medconv.performance.trial import Work
 
 
 def unet(norm: str = "batch") -> UNet:
@@ -23,11 +21,3 @@ def step(network: nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
     network(torch.rand(2, 1, 16, 16)).square().mean().backward()
     optimizer.step()
-
-
-def work(network: nn.Module, batch: int = 2) -> Work:
-    """Two-class segmentation of random images, which are the same at each call."""
-    torch.manual_seed(0)
-    image, label = torch.randn(batch, 1, 16, 16), torch.randint(2, (batch, 1, 16, 16))
-    objective = lambda outputs, target: nn.functional.cross_entropy(outputs.float(), target[:, 0])  # noqa: E731
-    return Work(network, objective, partial(torch.optim.AdamW, lr=1e-3), image, label)

@@ -1,3 +1,6 @@
-"""`perf=autotune`: measures which switches are fastest for this network, patch, batch and machine."""
+"""What steps cost on this machine: `perf=autotune`, and the size of a plan for `trainer.max_time`."""
 
-TUNERS = ("medconv.features.autotune.tune:tune",)
+TUNERS = {
+    "settings": "medconv.features.autotune.tune:tune",
+    "size": "medconv.features.autotune.plan_size:size_for_time",
+}

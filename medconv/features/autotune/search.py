@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medconv.performance.trial import Choice, Trial, Work
+from medconv.features.autotune.trial import Choice, Trial, Work
 from medconv.utils.errors import first_line
 from medconv.utils.hardware import compiler_missing, out_of_memory, resolve_precision
 

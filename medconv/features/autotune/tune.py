@@ -16,11 +16,11 @@ from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.config.schema import TUNED
 from medconv.features.autotune import search
+from medconv.features.autotune.measured_once import measured_once, measuring
 from medconv.features.autotune.search import Candidate, choices
+from medconv.features.autotune.trial import Choice, Work
 from medconv.models.deep_supervision import Supervised
-from medconv.performance.trial import Choice, Work
 from medconv.training.build import build_task
-from medconv.training.measured_once import measured_once, measuring
 from medconv.training.run_dir import RunDir, read_config
 from medconv.utils import hardware
 

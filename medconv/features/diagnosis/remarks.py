@@ -19,13 +19,13 @@ from medconv import config as configs
 from medconv.config import Node, PerfConfig, RunConfig, TrainerConfig
 from medconv.convs.parametrization import CONVS, only_draws
 from medconv.convs.swap import swap_convs
+from medconv.features.autotune.measured_once import measured_once, measuring
 from medconv.features.diagnosis import conv_cost
 from medconv.features.diagnosis.conv_cost import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.features.diagnosis.nonfinite import Diagnosis
 from medconv.models.build import KEYS_OF_SWAP_CONVS
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training.callbacks.nonfinite_guard import RunningStatistics, StepRecord
-from medconv.training.measured_once import measured_once, measuring
 from medconv.utils.errors import first_line
 from medconv.utils.hardware import autocast_dtype, num_cores, resolve_precision, uses_gpu
 

@@ -4,12 +4,13 @@ import logging
 
 import pytest
 import torch
-from helpers.networks import unet, work
+from helpers.networks import unet
+from helpers.trials import work
 from torch import Tensor, nn
 
 from medconv.features.autotune import search
 from medconv.features.autotune.search import Candidate, choices, measure
-from medconv.performance.trial import Choice
+from medconv.features.autotune.trial import Choice
 from medconv.utils import hardware
 
 AMPLE_S = 600  # more than a few steps take on any machine

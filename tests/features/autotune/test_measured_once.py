@@ -1,4 +1,4 @@
-"""medconv/training/measured_once.py: one measurement for all ranks and later runs; files that are no results."""
+"""medconv/features/autotune/measured_once.py: one measurement for all ranks and later runs; files that are no results."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medconv.config import ConfigError, DataConfig, Node, RunConfig, TrainerConfig
-from medconv.training import measured_once
+from medconv.features.autotune import measured_once
 from medconv.utils.hardware import uses_gpu
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.memory import step_memory
+from medconv.features.autotune.trial import Choice, Trial, Work
 from medconv.models.unet import UNet
-from medconv.performance.trial import Choice, Trial, Work
 from medconv.planning.topology import Budget, Network, encoder_convs, step_bytes
 from medconv.training.losses.segmentation import DiceCrossEntropy
 

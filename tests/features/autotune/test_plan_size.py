@@ -1,4 +1,4 @@
-"""medconv/training/plan_for_time.py: the largest size of which enough steps fit, measured on this machine."""
+"""medconv/features/autotune/plan_size.py: the largest size of which enough steps fit, measured on this machine."""
 
 import json
 import math
@@ -16,13 +16,13 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, RunConfig
 from medconv.data.datasets.dataset_json import auto
+from medconv.features.autotune import plan_size
+from medconv.features.autotune.plan_size import Timing, largest
+from medconv.features.autotune.trial import Trial
 from medconv.models.unet import Stages, UNet
-from medconv.performance.trial import Trial
 from medconv.planning.limits import SIZES, PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.topology import Budget
-from medconv.training import plan_for_time
-from medconv.training.plan_for_time import Timing, largest
 from medconv.training.plan_setup import make_plan
 
 SECONDS = {"tiny": 0.1, "small": 0.4, "medium": 1.0, "large": 4.0, "full": 4.0}
@@ -65,8 +65,8 @@ def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_only_a_gpu_gets_the_grid_of_the_images(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_for_time, "uses_gpu", lambda accelerator: gpu)
-    sizes = plan_for_time._sizes_for("auto")
+    monkeypatch.setattr(plan_size, "uses_gpu", lambda accelerator: gpu)
+    sizes = plan_size._sizes_for("auto")
     assert sizes == [*SECONDS][: 5 if gpu else 4]
 
 
@@ -90,7 +90,7 @@ def plan_of(dataset: Path, cache: Path, *overrides: str) -> Plan:
 @pytest.fixture
 def any_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements are kept, whatever else this machine does."""
-    monkeypatch.setattr(plan_for_time, "_BUSY", math.inf)
+    monkeypatch.setattr(plan_size, "_BUSY", math.inf)
 
 
 @pytest.mark.usefixtures("any_load")
@@ -119,7 +119,7 @@ def test_residual_blocks_are_timed(dataset: Path, tmp_path: Path, monkeypatch: p
         return block(self, in_channels, stage, blocks, *stride)
 
     monkeypatch.setattr(Stages, "residual", residual)
-    monkeypatch.setattr(plan_for_time, "_timed", lambda trial: Timing(1.0, 1.0))
+    monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(1.0, 1.0))
     plan_of(dataset, tmp_path)
     assert not seen
     plan_of(dataset, tmp_path, "model=resenc", "model.residual_blocks=[1,2,3,3,3]")
@@ -139,7 +139,7 @@ def test_the_network_of_the_config_is_timed(
         seen.append(trial.network)
         return Timing(1.0, 1.0)
 
-    monkeypatch.setattr(plan_for_time, "_timed", timed)
+    monkeypatch.setattr(plan_size, "_timed", timed)
     plan_of(dataset, tmp_path, f"model={model}")
     assert {type(one) for one in seen} == {network}
 
@@ -153,7 +153,7 @@ def test_a_step_of_a_busy_machine_counts_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(plan_for_time, "_timed", lambda trial: Timing(1.0, core_seconds))
+    monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(1.0, core_seconds))
     planned = plan_of(dataset, tmp_path, "schedule.patch=whole")
     assert reason(planned, "size").startswith("about 17 steps")
     assert bool(measured(tmp_path)) is not is_busy
@@ -165,9 +165,9 @@ def test_time_on_a_core_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> 
     seconds = iter([0.0, 0.3, 1.0, 1.2, 2.0, 2.3])
     core_seconds = iter([0.0, 0.1, 0.1, 0.2, 0.2, 0.3])
     clock = SimpleNamespace(perf_counter=seconds.__next__, thread_time=core_seconds.__next__)
-    monkeypatch.setattr(plan_for_time, "time", clock)
+    monkeypatch.setattr(plan_size, "time", clock)
     trial: Any = SimpleNamespace(step=lambda: 0.0)
-    timing = plan_for_time._timed(trial)
+    timing = plan_size._timed(trial)
     assert timing == pytest.approx((0.2, 0.1))
     assert timing.is_busy
 
@@ -175,7 +175,7 @@ def test_time_on_a_core_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_size_whose_network_cannot_be_built_is_passed_over(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_for_time, "_timed", lambda trial: Timing(0.01, 0.01))
+    monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(0.01, 0.01))
 
     def planned(*overrides: str) -> Plan:
         keys = ("trainer.max_time=00:08:00:00", "trainer.precision=32-true", "plan.memory_gb=2")

@@ -1,11 +1,12 @@
-"""medconv/performance/trial.py: a trial is a training step, on a copy of the network, without dropout."""
+"""medconv/features/autotune/trial.py: a trial is a training step, on a copy of the network, without dropout."""
 
 import pytest
 import torch
-from helpers.networks import unet, work
+from helpers.networks import unet
+from helpers.trials import work
 from torch import nn
 
-from medconv.performance.trial import Choice, Trial
+from medconv.features.autotune.trial import Choice, Trial
 
 
 @pytest.mark.parametrize(

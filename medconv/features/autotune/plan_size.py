@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
+from medconv.features.autotune.measured_once import measured_once, measuring
+from medconv.features.autotune.trial import Choice, Trial, Work
 from medconv.models.build import PLAIN_CONV, build_network, model_of
 from medconv.models.outputs import heads
-from medconv.performance.trial import Choice, Trial, Work
 from medconv.planning.limits import SIZES
 from medconv.planning.planner import Plan
 from medconv.planning.topology import Budget
 from medconv.training.growing_patch import growing_patch_of
-from medconv.training.measured_once import measured_once, measuring
 from medconv.training.optim.muon import Muon
 from medconv.utils.hardware import out_of_memory, uses_gpu
 from medconv.utils.logging import size_text
@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 Planned = Callable[[str, str], Plan]  # from a size and the reason for it; without one it is only compared
 
 
-def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derived], budget: Budget) -> Plan:
+def size_for_time(
+    config: RunConfig, planned: Planned, derive: Callable[[Plan], Derived], budget: Budget
+) -> Plan:
     """The plan of the largest size of which enough steps fit into `trainer.max_time`.
 
     A size is measured once for a machine, with the network of the config and plain convolutions.

@@ -124,15 +124,15 @@ class Grid:
 
 
 class SoftLabel(Protocol):
-    """How the label of a case is read that is no single label map, see `features.raters`.
+    """How the label of a case is read that is no single label map, see `features.raters`."""
 
-    Args:
-        further_files: label files beside `Case.label`; None: one that this case lacks.
-        further_relabels: as `Case.relabel`, for each of these files.
-    """
+    @property
+    def further_files(self) -> tuple[Path | None, ...]:
+        """Label files beside `Case.label`; None: one that this case lacks."""
 
-    further_files: tuple[Path | None, ...]
-    further_relabels: tuple[Relabel | None, ...]
+    @property
+    def further_relabels(self) -> tuple[Relabel | None, ...]:
+        """As `Case.relabel`, for each of these files."""
 
     def declared(self, case: Case) -> list[Any]:
         """What a prepared label depends on beside its files, as plain values."""

@@ -1,6 +1,6 @@
 """Networks, their layers and pretrained weights; `conf/model` names MONAI's networks themselves."""
 
 from medconv.models.deep_supervision import DeepSupervision
-from medconv.models.unet import Encoder, UNet
+from medconv.models.unet import UNet
 
-__all__ = ["DeepSupervision", "Encoder", "UNet"]
+__all__ = ["DeepSupervision", "UNet"]

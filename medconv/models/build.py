@@ -14,12 +14,10 @@ from medconv.config import ConfigError, Derived, Node
 from medconv.convs.parametrization import check_folds, classes_that_stay, only_draws
 from medconv.convs.swap import check_selection, is_plain, swap_convs
 from medconv.models.outputs import evaluating, full_resolution
-from medconv.models.unet import UNet
 from medconv.utils.errors import first_line, reason
 
 log = logging.getLogger(__name__)
 Builder = Callable[[Node, str], Any]
-_ENCODER = "medconv.models.Encoder"  # takes the arguments of our U-Net
 KEYS_OF_SWAP_CONVS = ("where", "share", "spacing_mm")  # not of the class or function in `conv`
 PLAIN_CONV = {"_target_": "medconv.convs.plain", "_partial_": True}  # as conv=none
 _ROUND_UP = "; +model.divisible_by=32 would have patches planned in multiples of 32"
@@ -148,18 +146,6 @@ def check_conv(conv: Node) -> None:
         check_selection(swap, conv.get("where"), 1.0 if share is None else share)
     except ValueError as error:
         raise ConfigError(f"conv: {error}") from error
-
-
-def model_of(node: Node) -> Node:
-    """The `model` node for image-level targets: our U-Net becomes `Encoder`, which has the same arguments.
-
-    A subclass of our U-Net stays as it is: its author knows what it returns.
-    """
-    try:
-        network_class = get_object(str(node.get("_target_")))
-    except Exception:  # importing a user's module may raise anything; `build` reports it
-        return node
-    return {**node, "_target_": _ENCODER} if network_class is UNet else node
 
 
 def _missing_package(error: ImportError) -> str:

@@ -250,31 +250,6 @@ class Stages(nn.Module):
         return outputs
 
 
-class Encoder(Stages):
-    """The encoder of our U-Net, global average pooling, and a linear layer.
-
-    The linear layer is a 1x1 convolution, which `conv=mirror` can make invariant to flips.
-
-    Shape:
-        (batch, in_channels, *spatial) -> (batch, out_channels), logits.
-    Args:
-        as of `UNet`.
-    Raises:
-        ValueError: as of `Stages`.
-    """
-
-    def add_outputs(self, out_channels: int) -> None:
-        self.head = CONVS[len(self.divisor)](self.channels[-1], out_channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        # kept as an image of one voxel, which a convolution takes
-        coarsest = self.features(x)[-1]
-        spatial_axes = list(range(2, x.ndim))
-        pooled = coarsest.mean(spatial_axes, keepdim=True)
-        logits: Tensor = self.head(pooled)
-        return logits.flatten(1)
-
-
 def _per_axis(value: int | Sequence[int], spatial_dims: int, name: str) -> tuple[int, ...]:
     numbers = (value,) * spatial_dims if isinstance(value, int) else tuple(value)
     if len(numbers) != spatial_dims or any(number < 1 for number in numbers):

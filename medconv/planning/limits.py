@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,6 @@ class PlanOverrides:
     divisible_by: int = 1
     residual_blocks: Sequence[int] | None = None
     decoder_convs: int = 2
-    image_level: bool = False  # the network takes whole images of one size and predicts values
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,14 +121,6 @@ class PlanOverrides:
                 raise ArgumentError(name, f" must be 1 or more, or None, got {value}")
         if not isinstance(self.divisible_by, int) or self.divisible_by < 1:
             raise ArgumentError("divisible_by", f" must be a whole number from 1, got {self.divisible_by}")
-        if self.slice_axis is not None and self.image_level:
-            raise ArgumentError("slice_axis", " is for label maps; the network takes whole images")
-        if self.resize is not None and not self.image_level:
-            raise ArgumentError(
-                "resize", " needs cases with values; label maps keep mm, by ", Argument("spacing_mm")
-            )
-        if self.resize is not None and any(n < 1 for n in self.resize):
-            raise ArgumentError("resize", f" needs positive numbers of voxels, got {list(self.resize)}")
         if self.batch_size is not None and self.batch_size < 1:
             raise ArgumentError("batch_size", f" must be at least 1, got {self.batch_size}")
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from math import log2, prod, sqrt
+from math import prod
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import normalisation_for
@@ -20,11 +19,9 @@ from medconv.planning import report, topology
 from medconv.planning.limits import PlanOverrides, Size, need_size
 from medconv.planning.report import ReportRow
 from medconv.planning.spacing import (
-    MUCH_LOST,
     SMALL_VIEW,
     across,
     coarser,
-    lost_shares,
     median_shape,
     slice_axis,
     target_spacing,
@@ -38,7 +35,6 @@ from medconv.utils.logging import size_text
 MIN_EDGE = 16  # voxels; no axis of a patch is made smaller
 _MIN_BATCH = 2  # norms and the Dice loss need more than one sample
 _DATA_SHARE = 0.05  # largest share of all voxels in one batch; nnU-Net's rule against overfitting
-_IMAGE_LEVEL_ROOT = 4700  # image-level batch size: this, divided by the root of an image's voxels
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +75,7 @@ def plan(
     modalities: Sequence[str] | None = None,
     num_outputs: int | None = None,
     warns: bool = True,
+    kind: type[PatchSearch] | None = None,
 ) -> Plan:
     """Plan a U-Net, its patches and batches for a dataset; values of `overrides` are not changed.
 
@@ -90,6 +87,7 @@ def plan(
         num_outputs: of the network; None: one per class.
         warns: of a patch beyond the budget, and names a spacing that would show more; False for plans that
             are only compared.
+        kind: of the search on a grid; None: `PatchSearch`, for patches.
     Raises:
         ValueError: values that do not fit the data or each other, or a budget too small for any patch.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
@@ -97,17 +95,15 @@ def plan(
     overrides = overrides or PlanOverrides()
     budget = budget or Budget()
     # A 2D network takes slices of volumes; they keep their own spacing.
-    if overrides.image_level:
-        _check_whole_images(fingerprint, overrides)
-        axis = None
-    else:
-        axis = slice_axis(fingerprint, overrides.spatial_dims, overrides.slice_axis)
+    kind = kind or PatchSearch
+    axis = kind.slice_axis(fingerprint, overrides)
     images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
     num_outputs = num_outputs or len(fingerprint.class_voxels[0])
     # Grid, patch and network are decided together.
-    choice = _choose(images, overrides, budget, num_outputs, hints=warns)
-    search, network, patch = choice.search, choice.network, choice.patch
+    native_search = kind.on_images(images, overrides, budget, num_outputs)
+    search, network, patch = native_search.settled(images)
+    grid = _grid(search, network, patch, images, native_search.spacing, hints=warns)
     num_slices = 1 if axis is None else median(shape[axis] for shape in fingerprint.shapes)
     all_voxels = prod(search.median) * num_slices * len(fingerprint.shapes)
     batch, batch_reason = search.batch(network, patch, all_voxels)
@@ -122,8 +118,8 @@ def plan(
             budget.memory_gb,
             budget.origin,
         )
-    if warns and choice.grid.lost_shares:
-        _warn_of_cuts(choice)
+    for doubt in search.doubts(images, patch) if warns else ():
+        log.warning("%s", doubt)
     return Plan(
         spatial_dims=images.spatial_dims,
         slice_axis=axis,
@@ -139,7 +135,7 @@ def plan(
         rows=(
             ("size", budget.size, budget.size_origin),
             ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
-            *report.grid_rows(images, network, patch, search.median, choice.grid, overrides),
+            *search.grid_rows(images, network, patch, grid),
             ("batch", str(batch), batch_reason),
             *report.network_rows(network, patch, search.spacing, overrides),
             *report.last_rows(names, modalities, needed_gb, budget, overrides),
@@ -147,40 +143,22 @@ def plan(
     )
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """What is decided together: the grid, the patch on it, and the network for that patch."""
-
-    search: PatchSearch
-    network: Network
-    patch: tuple[int, ...]
-    grid: report.Grid
-
-
-def _choose(
-    images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int, hints: bool
-) -> _Choice:
-    native_search = _search(images, overrides, budget, num_outputs)
-    search = native_search
-    network, patch = search.network_and_patch()
-    is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize
-    coarsens = search.size.coarsens and not is_fixed and not overrides.image_level
-    if coarsens:
-        # until the patch covers the median image
-        search, network, patch = _coarsened(
-            search, images, network, patch, lambda on, _, seen: view_share(seen, on.median) >= 1
-        )
-    elif overrides.image_level and not is_fixed:
-        # whole images have no smaller patch, so their grid becomes coarser in every size
-        search, network, patch = _held(search, images, network, patch)
-    takes_median = overrides.image_level and not overrides.patch_size and not overrides.resize
+def _grid(
+    search: PatchSearch,
+    network: Network,
+    patch: tuple[int, ...],
+    images: Fingerprint,
+    native_mm: tuple[float, ...],
+    hints: bool,
+) -> report.Grid:
+    """What the plan's table says of the grid. Args: hints: look for a spacing that would show more."""
     view = view_share(patch, search.median)
-    is_bounded = coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
+    is_bounded = search.coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
     wider_spacing = None
     if hints and view < SMALL_VIEW:
         # the grid on which a patch would see enough, if structures could be lost
         no_structures = replace(images, thickness_mm=())
-        wider_search, _, _ = _coarsened(
+        wider_search, _, _ = coarsened(
             search,
             no_structures,
             network,
@@ -188,71 +166,20 @@ def _choose(
             lambda on, _, seen: view_share(seen, on.median) >= SMALL_VIEW,
         )
         wider_spacing = wider_search.spacing if wider_search.spacing != search.spacing else None
-    native_mm = native_search.spacing
     kept = None
     if search.spacing != native_mm:
         kept = voxels_kept(search.spacing, native_mm, images.thickness_mm)
-    grid = report.Grid(
+    return report.Grid(
         spacing_mm=search.spacing,
         native_spacing_mm=native_mm,
         view_share=view,
         is_bounded=is_bounded,
         voxels_kept=kept,
         wider_spacing_mm=wider_spacing,
-        lost_shares=lost_shares(images, search.spacing, patch) if takes_median else (),
-    )
-    return _Choice(search, network, patch, grid)
-
-
-def _warn_of_cuts(choice: _Choice) -> None:
-    """Warn of images that are so much larger than the median that what counts may lie outside."""
-    lost = choice.grid.lost_shares
-    if max(lost, default=0) <= MUCH_LOST:
-        return
-    log.warning(
-        "%s: the network takes %s voxels, as many as the median image has; %s scales all images to one size",
-        report.cut_text(lost),
-        size_text(choice.patch, 4),
-        choice.search.overrides.name("resize"),
     )
 
 
-def _check_whole_images(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
-    """Raises: ArgumentError: dimensions that the images do not have."""
-    if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
-        raise ArgumentError(
-            "spatial_dims",
-            f" must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
-            f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}",
-        )
-
-
-def _search(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> PatchSearch:
-    """The search on the grid that the config sets, or else on that of the images."""
-    spacing = target_spacing(images)
-    if overrides.spacing_mm:
-        spacing = tuple(float(mm) for mm in overrides.spacing_mm)
-        need_axes("spacing_mm", spacing, images.spatial_dims)
-    shape = median_shape(images, spacing)
-    if overrides.resize is not None:
-        need_axes("resize", overrides.resize, images.spatial_dims)
-        if not overrides.spacing_mm:  # what the network sees
-            axes = zip(spacing, shape, overrides.resize, strict=True)
-            spacing = tuple(mm * edge / resized_edge for mm, edge, resized_edge in axes)
-        shape = tuple(overrides.resize)
-    return PatchSearch(
-        spacing=spacing,
-        median=shape,
-        overrides=overrides,
-        budget=budget,
-        num_channels=len(images.intensities),
-        num_classes=num_outputs,
-        size=need_size(budget.size),
-        min_batch=min(_MIN_BATCH, overrides.max_batch_size or _MIN_BATCH),
-    )
-
-
-def _coarsened(
+def coarsened(
     search: PatchSearch,
     images: Fingerprint,
     network: Network,
@@ -278,31 +205,9 @@ def _coarsened(
     return search, network, patch
 
 
-def _held(
-    search: PatchSearch, images: Fingerprint, network: Network, patch: tuple[int, ...]
-) -> tuple[PatchSearch, Network, tuple[int, ...]]:
-    """The finest grid on which the size's share of memory holds whole images, or else all of the memory.
-
-    All of it where weights, a batch that is set or the padding for strides leave too little of the share.
-    Raises: ValueError: memory holds no image.
-    """
-    limits = [search.budget.memory_gb * search.size.memory_share, search.budget.memory_gb]
-    for memory_gb in limits[-1:] if search.overrides.batch_size else limits:
-        is_enough = partial(_holds, memory_gb)
-        held, held_network, held_patch = _coarsened(search, images, network, patch, is_enough)
-        if held.holds(held_network, held_patch, memory_gb):
-            return held, held_network, held_patch
-    raise held.too_small(held_network, held_patch, held.least_batch)
-
-
-def _holds(memory_gb: float, search: PatchSearch, network: Network, patch: Sequence[int]) -> bool:
-    """Whether this memory holds whole images, or they cannot reasonably be smaller."""
-    return search.holds(network, patch, memory_gb) or max(search.median) <= MIN_EDGE
-
-
 @dataclass(frozen=True)
 class PatchSearch:
-    """The search on one grid.
+    """The search of a patch on one grid.
 
     Args:
         spacing: of the grid, mm.
@@ -322,6 +227,65 @@ class PatchSearch:
     size: Size
     min_batch: int
 
+    @staticmethod
+    def slice_axis(fingerprint: Fingerprint, overrides: PlanOverrides) -> int | None:
+        """The axis across which a 2D network takes slices of volumes; None: it takes none.
+
+        Raises: ArgumentError: values that the images do not allow.
+        """
+        if overrides.resize is not None:
+            raise ArgumentError(
+                "resize", " needs cases with values; label maps keep mm, by ", Argument("spacing_mm")
+            )
+        return slice_axis(fingerprint, overrides.spatial_dims, overrides.slice_axis)
+
+    @classmethod
+    def on_images(
+        cls, images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int
+    ) -> Self:
+        """On the grid that the config sets, or else on that of the images."""
+        spacing = target_spacing(images)
+        if overrides.spacing_mm:
+            spacing = tuple(float(mm) for mm in overrides.spacing_mm)
+            need_axes("spacing_mm", spacing, images.spatial_dims)
+        return cls(
+            spacing=spacing,
+            median=median_shape(images, spacing),
+            overrides=overrides,
+            budget=budget,
+            num_channels=len(images.intensities),
+            num_classes=num_outputs,
+            size=need_size(budget.size),
+            min_batch=min(_MIN_BATCH, overrides.max_batch_size or _MIN_BATCH),
+        )
+
+    @property
+    def coarsens(self) -> bool:
+        """Whether the grid becomes coarser until a patch covers the median image."""
+        is_fixed = self.overrides.spacing_mm or self.overrides.patch_size
+        return self.size.coarsens and not is_fixed
+
+    def settled(self, images: Fingerprint) -> tuple[PatchSearch, Network, tuple[int, ...]]:
+        """The search on the grid to take, with network and patch. Raises: as `network_and_patch`."""
+        network, patch = self.network_and_patch()
+        if not self.coarsens:
+            return self, network, patch
+        return coarsened(self, images, network, patch, lambda on, _, seen: view_share(seen, on.median) >= 1)
+
+    def doubts(self, images: Fingerprint, patch: Sequence[int]) -> list[str]:
+        """What a plan warns of."""
+        return []
+
+    def grid_rows(
+        self, images: Fingerprint, network: Network, patch: Sequence[int], grid: report.Grid
+    ) -> list[ReportRow]:
+        """Spacing and patch with their reasons."""
+        return report.grid_rows(images, network, patch, self.median, grid, self.overrides)
+
+    def most_samples(self, patch: Sequence[int]) -> int:
+        """The largest batch, since short runs need many steps."""
+        return self.size.max_batch[len(self.spacing)]
+
     def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
         return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
 
@@ -333,15 +297,13 @@ class PatchSearch:
         if self.overrides.patch_size is not None:
             patch = tuple(self.overrides.patch_size)
             need_axes("patch_size", patch, len(self.spacing))
-            return self._network_for(patch, exact=True)
-        if self.overrides.image_level:
-            return self._network_for(self.median)
+            return self.network_for(patch, exact=True)
         batch_size = self.overrides.batch_size
         share_gb = self.budget.memory_gb * self.size.memory_share
         batches = [batch_size] if batch_size else sorted({self.min_batch, 1}, reverse=True)
         for batch in batches:
             # the largest patch whose batch takes the size's share of the budget, or else the smallest patch
-            network, patch = self._network_for(topology.largest_patch(self.median, self.spacing))
+            network, patch = self.network_for(topology.largest_patch(self.median, self.spacing))
             while self.gb(network, patch, batch) > share_gb:
                 smaller = self._smaller(patch)
                 if smaller is None:
@@ -364,16 +326,7 @@ class PatchSearch:
             Argument("channels"),
         )
 
-    @property
-    def least_batch(self) -> int:
-        """The batch that the config sets, or the smallest one that is planned."""
-        return self.overrides.batch_size or self.min_batch
-
-    def holds(self, network: Network, patch: Sequence[int], memory_gb: float) -> bool:
-        """Whether this memory holds the least batch."""
-        return self.gb(network, patch, self.least_batch) <= memory_gb
-
-    def _network_for(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
+    def network_for(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
         """The network for a patch, and the patch rounded up to a multiple of its strides.
 
         Args:
@@ -435,7 +388,7 @@ class PatchSearch:
             for edge in range(patch[axis] - 1, MIN_EDGE - 1, -1):
                 cut_patch = (*patch[:axis], edge, *patch[axis + 1 :])
                 try:
-                    network, rounded = self._network_for(cut_patch)
+                    network, rounded = self.network_for(cut_patch)
                 except ValueError:  # too small for as many stages as channels or kernel_sizes have
                     break
                 if rounded[axis] < patch[axis] and prod(rounded) < prod(patch):
@@ -458,10 +411,8 @@ class PatchSearch:
         }
         if self.overrides.max_batch_size is not None:
             limits[self.overrides.name("max_batch_size")] = self.overrides.max_batch_size
-        elif self.overrides.image_level:
-            limits["short runs need many steps"] = _image_level_batch(patch)
         else:
-            limits["short runs need many steps"] = self.size.max_batch[len(self.spacing)]
+            limits["short runs need many steps"] = self.most_samples(patch)
         if limits["memory"] < self.min_batch:
             return 1, "memory holds no more"
         reason = min(limits, key=lambda name: limits[name])
@@ -469,12 +420,6 @@ class PatchSearch:
             return self.min_batch, f"the minimum ({reason} would allow {limits[reason]})"
         other_limits = ", ".join(f"{name}: {limit}" for name, limit in limits.items() if name != reason)
         return limits[reason], f"{reason}; other limits: {other_limits}"
-
-
-def _image_level_batch(patch: Sequence[int]) -> int:
-    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 of 224 x 224."""
-    batch = 2 ** round(log2(_IMAGE_LEVEL_ROOT / sqrt(prod(patch))))
-    return int(min(128, max(2, batch)))
 
 
 def need_axes(name: str, values: Sequence[float], spatial_dims: int) -> None:

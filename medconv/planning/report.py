@@ -28,8 +28,6 @@ class Grid:
         voxels_kept: across the thinnest structure, along the axes that became coarser; None: there are none.
         wider_spacing_mm: on which a patch would show more, of ever coarser ones the first that shows enough;
             None: the config's values do not allow any, or the patch shows enough already.
-        lost_shares: per image, the largest share of an axis that is cut off for a network that takes whole
-            images of one size.
     """
 
     spacing_mm: tuple[float, ...]
@@ -38,7 +36,6 @@ class Grid:
     is_bounded: bool = False
     voxels_kept: float | None = None
     wider_spacing_mm: tuple[float, ...] | None = None
-    lost_shares: Sequence[float] = ()
 
 
 def table(rows: Sequence[ReportRow]) -> str:
@@ -71,27 +68,18 @@ def grid_rows(
     """Spacing and patch. Args: median: the median image's voxels."""
     if overrides.spacing_mm is not None:
         spacing_reason = overrides.name("spacing_mm")
-    elif overrides.resize is not None:
-        spacing_reason = f"the median of {len(images.shapes)} cases, scaled by {overrides.name('resize')}"
     elif grid.spacing_mm != grid.native_spacing_mm:
-        spacing_reason = _coarser_reason(grid, overrides.image_level)
+        use = f"a patch covers {percent(grid.view_share)} % of the median image"
+        spacing_reason = coarser_reason(grid, use)
     else:
         across_slices = "" if thick_axis(images) is None else "; across the thick slices the 10th percentile"
         spacing_reason = f"the median of {len(images.shapes)} cases{across_slices}"
     median_size = size_text(median, 4)
     hint = _view_hint(grid, overrides) if grid.view_share < SMALL_VIEW else ""
-    multiple = overrides.divisible_by
-    up_to = "to what the strides divide" if multiple == 1 else f"to multiples of {multiple}, for the network"
-    whole_image = f"the median image, {median_size}, rounded up {up_to}"
     if overrides.patch_size is not None:
         patch_reason = f"{overrides.name('patch_size')}; the median image is {median_size}{hint}"
-    elif overrides.resize is not None:
-        patch_reason = f"{overrides.name('resize')}, {median_size}, padded {up_to}"
-    elif overrides.image_level:
-        cut = cut_text(grid.lost_shares)
-        patch_reason = f"{whole_image}; {cut}" if cut else whole_image
     elif all(p >= m for p, m in zip(patch, median, strict=True)):
-        patch_reason = whole_image
+        patch_reason = f"the median image, {median_size}, rounded up {up_to(overrides)}"
     else:
         largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor())
         limit = "fits into memory" if prod(patch) < prod(largest) else "medconv plans"
@@ -102,18 +90,15 @@ def grid_rows(
     ]
 
 
-def cut_text(lost_shares: Sequence[float]) -> str:
-    """How many images are cut, and how much of them; empty if none is. Args: lost_shares: as of `Grid`."""
-    if not any(lost_shares):
-        return ""
-    num_cut = sum(share > 0 for share in lost_shares)
-    percent = _percent(max(lost_shares))
-    return f"{num_cut} of {len(lost_shares)} images are cut at their borders, by up to {percent} % of an axis"
+def up_to(overrides: PlanOverrides) -> str:
+    """What a patch is rounded up to, as the end of a sentence."""
+    multiple = overrides.divisible_by
+    return "to what the strides divide" if multiple == 1 else f"to multiples of {multiple}, for the network"
 
 
 def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:
     """What to do about a patch that sees little of the image."""
-    share = f"; {_percent(grid.view_share)} % of it"
+    share = f"; {percent(grid.view_share)} % of it"
     fewer = f"a smaller {overrides.name('batch_size')} or " if (overrides.batch_size or 1) > 1 else ""
     if grid.wider_spacing_mm is None:
         stages = [name for name in ("channels", "kernel_sizes") if getattr(overrides, name) is not None]
@@ -137,22 +122,18 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverr
     if axis is not None:
         why = "so few slices give a 3D kernel nothing to see"
         return f"slice by slice across the {_AXES[axis]} axis: {why}"
-    flat = "pictures or single slices" if overrides.image_level else "single slices"
-    return f"the images are {'volumes' if fingerprint.spatial_dims == 3 else flat}"
+    return f"the images are {'volumes' if fingerprint.spatial_dims == 3 else 'pictures or single slices'}"
 
 
-def _coarser_reason(grid: Grid, image_level: bool) -> str:
+def coarser_reason(grid: Grid, use: str) -> str:
     """What a coarser grid is taken for, and what it costs."""
-    use = f"a patch covers {_percent(grid.view_share)} % of the median image"
-    if image_level:
-        use = "memory holds whole images"
     reason = f"coarser than the images' {size_text(grid.native_spacing_mm, 4)}, so that {use}"
     if grid.voxels_kept is None:
         return reason
     return f"{reason}; along coarser axes the thinnest structure keeps {grid.voxels_kept:.2g} voxels"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
 
 

@@ -19,7 +19,6 @@ from medconv.utils.errors import Argument, ArgumentError
 
 _THICK = 3  # anisotropic: slices this many times thicker than other voxels, and this many times fewer
 _DECIMALS = 4  # of a spacing in mm
-MUCH_LOST = 0.25  # share of an axis of an image, of which a warning tells if it is cut off
 _FEWEST_SLICES = 4  # with fewer, a 3D kernel sees mostly padding
 
 
@@ -107,16 +106,6 @@ def median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[in
     """Voxels of the median image on a grid of this spacing."""
     shapes = (np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm) / np.array(spacing)).round()
     return tuple(max(1, round(float(edge))) for edge in np.median(shapes, axis=0))
-
-
-def lost_shares(fingerprint: Fingerprint, spacing: Sequence[float], frame: Sequence[int]) -> list[float]:
-    """Per image on a grid of this spacing, the largest share of an axis that lies outside a frame.
-
-    Args: frame: voxels in the middle of the image.
-    """
-    shapes = (np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm) / np.array(spacing)).round()
-    lost = 1 - np.array(frame) / np.maximum(shapes, 1)
-    return [float(share) for share in lost.max(axis=1).clip(min=0)]
 
 
 # Voxels across the mean thickness of the thinnest structure that a coarser grid keeps; a ball then has half

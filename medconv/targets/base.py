@@ -39,6 +39,7 @@ class Family:
             `prepared(targets, case, image, crop_info, config)`, the arrays `label` and `soft_label` of a
             case's `Entry`, from its native image; and of `reference(targets, case, grid)`, what a validation
             compares with, as items of `CaseDataset`.
+        planning: a `planning.planner.PatchSearch`.
         samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says;
             of `samples_per_epoch`, by the number of training cases; and of `check`: (split, dataset,
             measured, data) raises an error where its images and values are no samples.
@@ -58,6 +59,7 @@ class Family:
 
     examine: str = ""
     labels: str = ""
+    planning: str = ""
     samples: str = ""
     validation: str = ""
     mixup: str = ""
@@ -212,6 +214,10 @@ class Targets(ABC):
     def output_names(self) -> tuple[str, ...]:
         """What each output stands for; of label maps without the background."""
         return self.names
+
+    def model(self, node: dict[str, Any]) -> dict[str, Any]:
+        """The `model` node of a config, of a network with these outputs."""
+        return node
 
     def finish(self, network: nn.Module) -> nn.Module:
         """Add what `decode` expects of the network, such as a layer that scales to the units of numbers."""

@@ -66,7 +66,8 @@ def make_plan(
     if not recorded and config.init.pretrained is not None:
         recorded = weight_source(config.init.pretrained).planned(config)
     recorded_origin = recorded.get("origin", "as when this run began")
-    overrides = _overrides(config, image_level=not dataset.targets.per_voxel)
+    overrides = _overrides(config)
+    kind = dataset.targets.family.own("planning")
     # The run to resume, or whose weights these are, took slices, and so does this one
     took_slices = recorded.get("slice_axis") in (0, 1, 2) or recorded.get("takes_slices", False)
     is_open = config.data.spatial_dims is None and config.data.slice_axis is None
@@ -89,6 +90,7 @@ def make_plan(
             dataset.modalities,
             dataset.targets.num_outputs,
             warns=bool(origin),
+            kind=kind,
         )
         if config.data.resize is None:
             size_plan = _within_memory(size_plan, dataset, measured, config.data.store)
@@ -151,7 +153,7 @@ def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, sto
     return replace(size_plan, rows=(*size_plan.rows, ("store", f"{store_gb:.3g} GB", reason)))
 
 
-def _overrides(config: RunConfig, image_level: bool) -> PlanOverrides:
+def _overrides(config: RunConfig) -> PlanOverrides:
     """What the config sets of the plan."""
     settings: dict[str, Any] = {key: getattr(config.plan, key) for key in _PLAN_KEYS}
     settings |= {key: getattr(config.data, key) for key in _DATA_KEYS}
@@ -159,7 +161,7 @@ def _overrides(config: RunConfig, image_level: bool) -> PlanOverrides:
     if config.model.get("residual_blocks"):
         settings["decoder_convs"] = config.model["convs_per_stage"]
     names = {**_PLAN_KEYS, **_DATA_KEYS, **_MODEL_KEYS}
-    return PlanOverrides(**settings, image_level=image_level, names=names)
+    return PlanOverrides(**settings, names=names)
 
 
 def _with_note_on_channels(size_plan: Plan) -> Plan:

@@ -19,7 +19,7 @@ from medconv import doors
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.config.schema import open_keys
 from medconv.data.loading.datamodule import DataModule
-from medconv.models.build import check_conv, model_of
+from medconv.models.build import check_conv
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
 from medconv.training import identity, memory_errors
@@ -263,7 +263,7 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
             num_samples = own_samples.samples_per_epoch(len(prepared.train))
     resolved = replace(
         resolved,
-        model=resolved.model if prepared.targets.per_voxel else model_of(resolved.model),
+        model=prepared.targets.model(resolved.model),
         data=replace(
             resolved.data,
             batch_size=prepared.plan.batch_size,

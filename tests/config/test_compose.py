@@ -118,7 +118,7 @@ def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monke
     model = config_of("model._target_=my_own_net.Net", "+model.width=8", "model.convs_per_stage=3").model
     assert sorted(model) == ["_target_", "convs_per_stage", "in_channels", "out_channels", "width"]
     assert sys.path[-1] == str(tmp_path) and sys.path[0] != str(tmp_path)
-    assert "strides" in config_of("model._target_=medconv.models.Encoder").model
+    assert "strides" in config_of("model._target_=medconv.features.image_level.encoder.Encoder").model
 
 
 def test_a_class_in_the_current_folder_that_a_yaml_file_names(

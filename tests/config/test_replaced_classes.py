@@ -96,7 +96,7 @@ def test_what_a_class_needs_is_kept_unless_it_is_null(
         (["experiment=nnunet"], "plain"),
         (["experiment=nnunet", "conv=acs"], "acs"),
         (["conv=none", "model=customconv"], "plain"),
-        (["model._target_=medconv.models.Encoder"], "smooth"),
+        (["model._target_=medconv.features.image_level.encoder.Encoder"], "smooth"),
         (["model._target_=monai.networks.nets.Unet"], "plain"),
         (["model._target_=monai.networks.nets.Unet", "conv=smooth"], "smooth"),
     ],

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from medconv.features.image_level.encoder import Encoder
 from medconv.features.image_level.forward import flips
 from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.features.image_level.mixup import Mixup
@@ -22,7 +23,6 @@ from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.image_level.validation import ImageLevelValidation
-from medconv.models.unet import Encoder
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.optim.lr_schedulers import constant
 from medconv.training.task import Task

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from helpers.plans import single_case
 
 from medconv.planning.limits import PlanOverrides
+from medconv.planning.planner import plan
 
 
 @pytest.mark.parametrize(
@@ -21,8 +23,6 @@ def test_numbers_below_one_are_refused(values: dict[str, Any], message: str) -> 
         PlanOverrides(**values)
 
 
-def test_resize_needs_image_level_data_and_positive_numbers() -> None:
+def test_resize_is_not_for_label_maps() -> None:
     with pytest.raises(ValueError, match=r"resize needs cases with values"):
-        PlanOverrides(resize=(17, 17))
-    with pytest.raises(ValueError, match=r"resize needs positive numbers of voxels, got \[17, 0\]"):
-        PlanOverrides(resize=(17, 0), image_level=True)
+        plan(single_case((30, 30), (1, 1)), PlanOverrides(resize=(17, 17)))

@@ -15,11 +15,12 @@ from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.features.autotune.measured_once import measured_once, measuring
 from medconv.features.autotune.trial import Choice, Trial, Work
-from medconv.models.build import PLAIN_CONV, build_network, model_of
+from medconv.models.build import PLAIN_CONV, build_network
 from medconv.models.outputs import heads
 from medconv.planning.limits import SIZES
 from medconv.planning.planner import Plan
 from medconv.planning.topology import Budget
+from medconv.targets import Targets
 from medconv.training.growing_patch import growing_patch_of
 from medconv.training.optim.muon import Muon
 from medconv.utils.hardware import out_of_memory, uses_gpu
@@ -162,9 +163,7 @@ class Step(NamedTuple):
 
 
 def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> Step:
-    model = configs.resolve(config, derived).model
-    if not derived.per_voxel:
-        model = model_of(model)
+    model = Targets.from_plain(derived.targets).model(configs.resolve(config, derived).model)
     key = {
         "model": model,
         "image": [plan.batch_size, derived.num_channels, *plan.patch_size],

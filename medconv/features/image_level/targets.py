@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level.encoder import as_encoder
 from medconv.features.image_level.metrics import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
@@ -26,6 +27,7 @@ _TOLERANCE = 1e-4  # relative difference allowed between a loss and the mean of 
 
 WHOLE_IMAGES = Family(
     examine="medconv.features.image_level.examine:examine_image",
+    planning="medconv.features.image_level.planning:WholeImages",
     samples="medconv.features.image_level.samples",
     validation="medconv.features.image_level.validation:image_validation",
     mixup="medconv.features.image_level.mixup:Mixup",
@@ -75,6 +77,9 @@ class ImageLevelTargets(Targets):
 
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names)}
+
+    def model(self, node: dict[str, Any]) -> dict[str, Any]:
+        return as_encoder(node)
 
     @property
     def scores(self) -> "TableScores":

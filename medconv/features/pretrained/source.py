@@ -13,8 +13,8 @@ from medconv.features.pretrained.fit import layers_of
 from medconv.features.pretrained.hub import is_remote, local_file
 from medconv.features.pretrained.load import Origin, Report, load
 from medconv.features.pretrained.read import planned_as
-from medconv.models.build import model_of
 from medconv.planning.limits import SIZES
+from medconv.targets import Targets
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,7 @@ def load_weights(
     """
 
     def model(derived: Derived) -> Node:
-        node = configs.resolve(config, derived).model
-        return node if derived.per_voxel else model_of(node)
+        return Targets.from_plain(derived.targets).model(configs.resolve(config, derived).model)
 
     layers = layers_of(
         model(derived),

@@ -13,7 +13,7 @@ from medconv.data.case_files import label_of
 from medconv.data.datasets.patterns import files_of
 from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.label_values import names_of, relabel_by_name
-from medconv.data.loading.patch_dataset import Sample
+from medconv.data.loading.patch import Sample
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, resampled_shape
 from medconv.data.preprocessing.resampling import LINEAR, nearest, zoom
 from medconv.features.raters.probabilities import read_probabilities

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from medconv.convs import fold_convs, mirror_axes, swap_convs
 from medconv.features.equivariance.equivariant import Equivariant, GroupPrior, SharedBatchNorm
 from medconv.features.equivariance.group import Group
+from medconv.features.image_level.encoder import Encoder
 from medconv.models.deep_supervision import DeepSupervision
-from medconv.models.unet import Encoder, UNet
+from medconv.models.unet import UNet
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "unet 3d": (lambda: UNet(3, 1, 3, (8, 16, 16), (2, (1, 2, 2))), 3),

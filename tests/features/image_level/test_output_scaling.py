@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from medconv.convs import fold_convs
+from medconv.features.image_level.encoder import Encoder
 from medconv.features.image_level.output_scaling import in_units
-from medconv.models.unet import Encoder
 from medconv.performance.switches import apply_switches
 
 

@@ -1,15 +1,20 @@
 """Plans of networks that take whole images of one size."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from helpers.plans import fingerprint, reason, single_case
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.features.image_level.planning import WholeImages
+from medconv.planning import planner
 from medconv.planning.limits import SIZES, PlanOverrides
-from medconv.planning.planner import Plan, plan
+from medconv.planning.planner import Plan
 from medconv.planning.spacing import median_shape
 from medconv.planning.topology import GB, Budget, Network, step_bytes
+
+plan = partial(planner.plan, kind=WholeImages)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +27,7 @@ def test_image_level_plans_take_whole_images(shape: tuple[int, ...], batch: int,
     )
 
     def planned(**values: Any) -> Plan:
-        return plan(images, PlanOverrides(image_level=True, **values), Budget(8.0), ("grey",), 2)
+        return plan(images, PlanOverrides(**values), Budget(8.0), ("grey",), 2)
 
     plain = planned()
     assert plain.patch_size == shape and plain.batch_size == batch and len(plain.channels) == stages
@@ -56,13 +61,13 @@ def test_whole_images_that_memory_does_not_hold_become_coarser(
     """They have no patches to shrink: a CT once got a step of 80 GB."""
     images = single_case(shape, spacing)
     budget = Budget(1.0, precision="bf16-mixed", size=size)
-    planned = plan(images, PlanOverrides(image_level=True), budget)
+    planned = plan(images, PlanOverrides(), budget)
     median = median_shape(images, planned.spacing_mm)
     assert all(edge >= median_edge for edge, median_edge in zip(planned.patch_size, median, strict=True))
     assert planned.batch_size >= 2 and _gb(planned, planned.batch_size, budget) <= 1
     assert reason(planned, "spacing").endswith("so that memory holds whole images")
     finer_mm = [mm / 1.2 for mm in planned.spacing_mm]
-    finer = plan(images, PlanOverrides(image_level=True, spacing_mm=finer_mm, batch_size=2), budget)
+    finer = plan(images, PlanOverrides(spacing_mm=finer_mm, batch_size=2), budget)
     assert _gb(planned, 2, budget) <= SIZES[size].memory_share < _gb(finer, 2, budget)
 
 
@@ -76,18 +81,18 @@ def test_volumes_that_lose_much_at_their_borders_are_counted(
     longest: int, lost: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = fingerprint([(40, 40, 40)] * 3 + [(40, 40, longest)], [(1.0, 1.0, 1.0)] * 4)
-    planned = plan(images, PlanOverrides(image_level=True))
+    planned = plan(images, PlanOverrides())
     cut = f"1 of 4 images are cut at their borders, by up to {lost} % of an axis"
     assert (cut in reason(planned, "patch")) == (lost > 0)
     assert (f"{cut}: the network takes 40 x 40 x 40 voxels" in caplog.text) == (lost > 25)
-    plan(images, PlanOverrides(image_level=True, resize=(40, 40, 40)), warns=True)
+    plan(images, PlanOverrides(resize=(40, 40, 40)), warns=True)
     assert caplog.text.count("are cut") == (lost > 25)
 
 
 def test_a_grid_that_is_set_holds_for_whole_images(caplog: pytest.LogCaptureFixture) -> None:
     images = single_case((3000, 2500), (1, 1))
     for values in ({"spacing_mm": (1.0, 1.0)}, {"resize": (3000, 2500)}, {"patch_size": (3072, 2560)}):
-        planned = plan(images, PlanOverrides(image_level=True, **values), Budget(1.0))
+        planned = plan(images, PlanOverrides(**values), Budget(1.0))
         assert planned.patch_size == (3072, 2560) and planned.spacing_mm == (1.0, 1.0)
         assert "the budget is 1" in caplog.text
         caplog.clear()
@@ -97,7 +102,7 @@ def test_a_budget_that_holds_no_image_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"memory_gb: the smallest patch, 16 x 14 .*, the budget is 0.001 GB"
     ):
-        plan(single_case((3000, 2500), (1, 1)), PlanOverrides(image_level=True), Budget(0.001))
+        plan(single_case((3000, 2500), (1, 1)), PlanOverrides(), Budget(0.001))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,7 @@ def test_a_budget_that_holds_no_image_is_refused() -> None:
 def test_whole_images_take_all_of_the_memory_where_their_share_does_not_help(values: dict[str, Any]) -> None:
     """Weights, padding for strides or a batch that is set may exceed the share whatever the grid."""
     budget = Budget(1.0, precision="bf16-mixed", size="tiny")
-    planned = plan(single_case((160, 160, 100), (1, 1, 1)), PlanOverrides(image_level=True, **values), budget)
+    planned = plan(single_case((160, 160, 100), (1, 1, 1)), PlanOverrides(**values), budget)
     batch = values.get("batch_size", 2)
     assert SIZES["tiny"].memory_share < _gb(planned, batch, budget) <= 1
     if "batch_size" not in values:
@@ -119,6 +124,14 @@ def test_whole_images_take_all_of_the_memory_where_their_share_does_not_help(val
 def test_the_planned_batch_may_also_be_set(shape: tuple[int, ...], size: str) -> None:
     images = fingerprint([shape] * 1000, [(1.0,) * len(shape)] * 1000)
     budget = Budget(1.0, precision="bf16-mixed", size=size)
-    planned = plan(images, PlanOverrides(image_level=True), budget)
-    again = plan(images, PlanOverrides(image_level=True, batch_size=planned.batch_size), budget)
+    planned = plan(images, PlanOverrides(), budget)
+    again = plan(images, PlanOverrides(batch_size=planned.batch_size), budget)
     assert again.patch_size == planned.patch_size == shape
+
+
+def test_values_that_whole_images_do_not_have_are_refused() -> None:
+    images = single_case((30, 20), (1, 1))
+    with pytest.raises(ValueError, match=r"resize needs positive numbers of voxels, got \[17, 0\]"):
+        plan(images, PlanOverrides(resize=(17, 0)))
+    with pytest.raises(ValueError, match=r"slice_axis is for label maps"):
+        plan(images, PlanOverrides(slice_axis=0))

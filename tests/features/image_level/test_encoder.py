@@ -1,11 +1,13 @@
-"""medconv/models/unet.py: the encoder that our networks share, and the image-level network made of it."""
+"""medconv/features/image_level/encoder.py: the encoder of our U-Net with outputs per image, in its place."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from medconv.models.unet import Encoder, UNet
+from medconv.config import Node
+from medconv.features.image_level.encoder import Encoder, as_encoder
+from medconv.models.unet import UNet
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -38,3 +40,24 @@ def test_residual_blocks_add_to_their_input() -> None:
     torch.testing.assert_close(block(coarse), activation(coarse + block.convs(coarse)))
     with pytest.raises(ValueError, match=r"residual_blocks must have 2 entries or more, .* got \[1\]"):
         Encoder(2, 1, 3, [4, 8], [2], residual_blocks=[1])
+
+
+class Half(UNet):
+    """A network of the user's own, which may return what it likes."""
+
+
+def model(target: str) -> Node:
+    return {"_target_": target, "in_channels": 1}
+
+
+@pytest.mark.parametrize("target", ["medconv.models.UNet", "medconv.models.unet.UNet"])
+def test_our_unet_is_replaced_by_whatever_name_it_is_imported(target: str) -> None:
+    assert as_encoder(model(target)) == model("medconv.features.image_level.encoder.Encoder")
+
+
+@pytest.mark.parametrize(
+    "target", [f"{__name__}.Half", "monai.networks.nets.UNet", "no.such.package.Network"]
+)
+def test_other_networks_stay(target: str) -> None:
+    """A missing one is named when it is built."""
+    assert as_encoder(model(target)) == model(target)

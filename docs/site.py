@@ -4,6 +4,7 @@
 `conf/`; and all pages of the site into `build/pages`, of which `make docs` builds it.
 """
 
+import argparse
 import json
 import re
 import shutil
@@ -228,5 +229,9 @@ def table(table_rows: list[Row]) -> list[str]:
 
 
 if __name__ == "__main__":
+    # takes no arguments; --help and a typo must not write
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     CONFIG_PAGE.write_text(config_page())
     write_pages()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from medconv import doors
+from medconv.cli.show import show
 from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 
@@ -39,7 +40,7 @@ def complete(arguments: Sequence[str], commands: Mapping[str, tuple[str, str]]) 
 
 
 def _let_hydra_answer(arguments: Sequence[str]) -> None:
-    compose.show(compose.hydra_flags(arguments, "medconv"))
+    show(compose.hydra_flags(arguments, "medconv"))
 
 
 def _is_command_complete(words: Sequence[str], commands: Collection[str]) -> bool:

@@ -35,11 +35,13 @@ def run_command(options: argparse.Namespace) -> int:
     flags = compose.hydra_flags(options.overrides, "medconv preprocess", options.package)
     start_logging()
     if flags.only_shows:
-        compose.show(flags)
+        from medconv.cli.show import show
+
+        show(flags)
         return DONE
     # Not before: it loads torch, which takes seconds.
+    from medconv.cli.preprocess_report import preprocess
     from medconv.config import validate
-    from medconv.training.preprocess import preprocess
 
     configs = [validate(composed.values) for composed in compose.Composer(flags).configs()]
     preprocess(configs, checks_only=options.check_only, verifies=options.verify)

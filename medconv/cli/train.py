@@ -46,7 +46,9 @@ def run_command(options: argparse.Namespace) -> int:
     flags = compose.hydra_flags(options.overrides, "medconv train", options.package)
     if flags.only_shows:
         start_logging()
-        compose.show(flags)
+        from medconv.cli.show import show
+
+        show(flags)
         return DONE
     # Not before: they load torch, which takes seconds.
     from omegaconf import OmegaConf

@@ -2,12 +2,11 @@
 
 import argparse
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import Parameter, isclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import _run_hydra, create_automatic_config_search_path, get_args_parser
+from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -265,8 +264,7 @@ def _takes_the_same(target: str, option_target: str, option: Mapping[str, Any]) 
     )
 
 
-_MAIN_CONFIG = "train"
-_FULL_ERROR = "HYDRA_FULL_ERROR"
+MAIN_CONFIG = "train"
 
 
 @dataclass(frozen=True)
@@ -300,7 +298,7 @@ class Composer:
         check_hydra_settings(flags.overrides)
         self._typed = flags.overrides
         self.overrides = [escaped(override) for override in flags.overrides]
-        self._config_name = flags.config_name or _MAIN_CONFIG
+        self._config_name = flags.config_name or MAIN_CONFIG
         folder = flags.config_path or str(config.conf_dir())
         search_path = create_automatic_config_search_path(__file__, None, folder)
         if flags.config_dir is not None:
@@ -316,13 +314,13 @@ class Composer:
     def configs(self) -> list[Composed]:
         """The config of a run; of a sweep one for each combination of the overrides with several values."""
         if not self.is_sweep:
-            with _explained(self._typed):
+            with explaining(self._typed):
                 return [_checked(self._load(RunMode.RUN))]
         settings = self.sweep_settings
         overrides = [f"{key}={values}" for key, values in (settings.sweeper.get("params") or {}).items()]
         task: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         overrides += task
-        with _explained(self._typed):
+        with explaining(self._typed):
             parser = OverridesParser.create(config_loader=self._hydra.config_loader)
             (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)
         return [self.job(combination) for combination in combinations]
@@ -334,12 +332,12 @@ class Composer:
 
     @cached_property
     def _sweep(self) -> DictConfig:
-        with _explained(self._typed):
+        with explaining(self._typed):
             return self._load(RunMode.MULTIRUN)
 
     def job(self, overrides: Sequence[str]) -> Composed:
         """The config of a job of the sweep. Args: overrides: without several values."""
-        with _explained(self._typed):
+        with explaining(self._typed):
             return _checked(self._hydra.config_loader.load_sweep_config(self._sweep, list(overrides)))
 
     def _load(self, mode: RunMode) -> DictConfig:
@@ -361,7 +359,7 @@ def validated_configs(arguments: Sequence[str]) -> list[config.RunConfig]:
 
 
 @contextmanager
-def _explained(arguments: Sequence[str]) -> Iterator[None]:
+def explaining(arguments: Sequence[str]) -> Iterator[None]:
     """Inside, Hydra's errors name the nearest keys and options, or how a value is written."""
     try:
         yield
@@ -428,7 +426,7 @@ def _fill_in_hydras(values: DictConfig, whole: DictConfig) -> None:
 
 
 @contextmanager
-def _help_of_any_type() -> Iterator[None]:
+def help_of_any_type() -> Iterator[None]:
     """Python 3.14 refuses a help text that is not a string; Hydra's parser has one (1.3.8 and earlier)."""
     check = getattr(argparse.ArgumentParser, "_check_help", None)
     if check is None:
@@ -455,7 +453,7 @@ def hydra_flags(arguments: Sequence[str], command: str, packages: Sequence[str] 
         packages: those of `--package`, which become `run.packages`, so that a run remembers them.
     Raises: ConfigError: Hydra has no such flag.
     """
-    with _help_of_any_type():
+    with help_of_any_type():
         parser = get_args_parser()
     try:
         parser.exit_on_error = False
@@ -478,45 +476,3 @@ def hydra_flags(arguments: Sequence[str], command: str, packages: Sequence[str] 
         flags.overrides.append(f"run.packages=[{','.join(packages)}]")
     flags.only_shows = bool(flags.cfg or flags.info or flags.hydra_help or flags.shell_completion)
     return flags
-
-
-def show(flags: argparse.Namespace) -> None:
-    """Print what Hydra is asked for; `--cfg job` prints what a run would get, or refuses it as a run would.
-
-    Raises: as `Composer`.
-    """
-    # a package is a part of the config
-    if flags.cfg != "job" or flags.package or flags.multirun:
-        _let_hydra_show(flags)
-        return
-    as_yaml = resolved if flags.resolve else OmegaConf.to_yaml
-    for composed in Composer(flags).configs():
-        print(as_yaml(composed.values), end="")
-
-
-def _let_hydra_show(flags: argparse.Namespace) -> None:
-    version.setbase("1.3")
-    check_hydra_settings(flags.overrides)
-    shown = argparse.Namespace(**{**vars(flags), "overrides": [escaped(each) for each in flags.overrides]})
-    # Hydra then raises its errors instead of printing them; `guard` prints them.
-    full_error = os.environ.get(_FULL_ERROR)
-    os.environ[_FULL_ERROR] = "1"
-    try:
-        with _explained(flags.overrides), _help_of_any_type():
-            _run_hydra(shown, get_args_parser(), _run_nothing, str(config.conf_dir()), _MAIN_CONFIG)
-    finally:
-        os.environ.pop(_FULL_ERROR)
-        if full_error is not None:
-            os.environ[_FULL_ERROR] = full_error
-
-
-def _run_nothing(composed: DictConfig) -> None:
-    """Hydra wants to know what it would run."""
-
-
-def resolved(composed: DictConfig) -> str:
-    """The config as YAML without interpolations; what only the data tells is named so."""
-    from_data = {key.name: f"(from the data: {key.name})" for key in fields(config.Derived)}
-    OmegaConf.set_struct(composed, False)
-    filled = OmegaConf.merge(composed, {"derived": from_data})
-    return OmegaConf.to_yaml(filled, resolve=True)

@@ -17,16 +17,10 @@ from medconv.data.case_files import image_of
 from medconv.data.io.grids import canonical_spacing, check_same_grid
 from medconv.data.io.images import UNORIENTED, channel_doubts, lacks_orientation
 from medconv.data.io.raster import PIXEL_MM, is_picture
-from medconv.data.preprocessing.preprocess import (
-    CropInfo,
-    PreprocessingConfig,
-    preprocess_image,
-    resampled_shape,
-)
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, preprocess_image
 from medconv.data.preprocessing.value_bands import ADAPTING, advice, percentiles, row_text
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel
-from medconv.planning.spacing import MUCH_LOST
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
 
@@ -229,12 +223,13 @@ def prepare(
             "predict with each alone"
         )
     targets = members[0].targets
+    warnings = _warnings(image, members, crops[0])
     check_prepared = targets.family.own("check_prepared")
     if check_prepared:
         for member in members:
             array = arrays[preprocessings.index(member.preprocessing)]
-            check_prepared(image, member, array.shape[1:], crops[0])
-    warnings = _warnings(image, members, crops[0])
+            doubts = check_prepared(image, member, array.shape[1:], crops[0])
+            warnings += [doubt for doubt in doubts if doubt not in warnings]
     keeps = targets.family.own("keeps")
     return Input(image.case, arrays, crops, "; ".join(warnings) or None, keeps and keeps(targets, image))
 
@@ -317,16 +312,6 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
                 f"its spacing, {size_text(spacing_mm[: len(ranges)], 3)} mm (right, anterior, superior), is "
                 f"far from that of training, {_range_text(ranges)} mm"
             )
-            break
-    # Networks of whole images see a frame of it.
-    for preprocessing in (member.preprocessing for member in members):
-        frame = preprocessing.frame
-        if frame is None or preprocessing.resize is not None:
-            continue
-        size = resampled_shape(crop.shape, spacing_mm, preprocessing.spacing_mm)[: len(frame)]
-        if max(1 - seen / edge for seen, edge in zip(frame, size, strict=True)) > MUCH_LOST:
-            seen_of_all = f"{size_text(frame)} of {size_text(size)} voxels"
-            warnings.append(f"the network sees only its middle, {seen_of_all} on the network's grid")
             break
     shear = image.grid.shear
     if shear > _MAX_SHEAR:

@@ -47,8 +47,8 @@ class Family:
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
         keeps: (targets, image) -> what `forward` needs of a `NamedImage` beside its prepared arrays.
         forward: (members, device, batch_size) -> `inference.predictor.Forward`.
-        check_prepared: (image, member, its shape after preprocessing, crop): raises ValueError, if the
-            network cannot take it.
+        check_prepared: (image, member, its shape after preprocessing, crop) -> doubts of it; raises
+            ValueError if the network cannot take it.
         output: (folder, targets, settings, about) -> `inference.output.Output`.
         evaluate_table: (predictions, labels, compare, **options) -> `evaluation.results.Evaluation`, of
             predictions that are a table; "": they are images.

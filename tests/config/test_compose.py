@@ -15,6 +15,7 @@ from helpers.configs import composed as config_of
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from medconv.cli.show import resolved, show
 from medconv.config import ConfigError, compose, validate
 from medconv.config.compose import as_override
 from medconv.config.schema import list_options
@@ -68,7 +69,7 @@ def test_a_small_run_ends_early_whatever_an_experiment_says(name: str) -> None:
 
 
 def test_a_resolved_config_says_what_only_the_data_tells(tmp_path: Path) -> None:
-    values = yaml.safe_load(compose.resolved(composed(tmp_path, "data.root=here")))
+    values = yaml.safe_load(resolved(composed(tmp_path, "data.root=here")))
     assert values["data"]["layout"]["root"] == "here"
     assert values["model"]["channels"] == "(from the data: channels)"
 
@@ -159,13 +160,13 @@ def test_a_config_that_a_run_would_refuse_is_not_printed(capsys: pytest.CaptureF
     for flags in (["--cfg", "job"], ["--cfg", "job", "--resolve"], ["-c", "job"]):
         arguments = ["+mykey=1", *flags]
         with pytest.raises(ConfigError, match=r"^there is no key mykey; --cfg job prints all keys$"):
-            compose.show(compose.hydra_flags(arguments, "medconv train"))
+            show(compose.hydra_flags(arguments, "medconv train"))
     assert capsys.readouterr().out == ""
 
 
 def test_a_printed_config_is_what_a_run_gets(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--cfg", "job", "seed=7"]
-    compose.show(compose.hydra_flags(arguments, "medconv train"))
+    show(compose.hydra_flags(arguments, "medconv train"))
     assert yaml.safe_load(capsys.readouterr().out) == OmegaConf.to_container(config_of("seed=7"))
 
 

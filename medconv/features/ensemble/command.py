@@ -43,7 +43,9 @@ def run_command(options: argparse.Namespace) -> int:
     start_logging()
     flags = compose.hydra_flags(options.overrides, "medconv ensemble", options.package)
     if flags.only_shows:
-        compose.show(flags)
+        from medconv.cli.show import show
+
+        show(flags)
         return DONE
     composer = compose.Composer(flags)
     if composer.is_sweep:

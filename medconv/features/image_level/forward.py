@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medconv.data.io.grids import canonical_spacing
 from medconv.data.preprocessing.preprocess import CropInfo, resampled_shape
+from medconv.features.image_level.planning import MUCH_LOST
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Forward, check_finite
@@ -116,9 +117,13 @@ def mean_over_flips(
     return torch.stack(outputs).mean(0)
 
 
-def check_prepared(image: NamedImage, model: LoadedModel, prepared: Sequence[int], crop: CropInfo) -> None:
+def check_prepared(
+    image: NamedImage, model: LoadedModel, prepared: Sequence[int], crop: CropInfo
+) -> list[str]:
     """Check the size for an image-level network, which takes images of one size.
 
+    Returns:
+        What is doubtful: that the network sees only the middle of the image.
     Raises:
         ValueError: another size; or a 2D image of another size than all training images, so that the network
             would see only its middle, or padding around it.
@@ -129,18 +134,23 @@ def check_prepared(image: NamedImage, model: LoadedModel, prepared: Sequence[int
             f"images of {size_text(model.window.patch_size)}"
         )
     preprocessing = model.preprocessing
+    frame = preprocessing.frame
     spacing_mm = canonical_spacing(crop.grid, crop.reoriented)
+    if frame is None or preprocessing.resize is not None:
+        return []
     # With several spacings, images are resampled, and scans of one native size get several sizes.
     has_training_spacing = all(
         low == mm == high for mm, (low, high) in zip(spacing_mm, model.spacing_range_mm, strict=False)
     )
-    if not model.rounding or not has_training_spacing or preprocessing.frame is None:
-        return
-    size = resampled_shape(crop.shape[:2], spacing_mm[:2], preprocessing.spacing_mm)
-    if rounded_up(size, model.rounding) != preprocessing.frame:
+    size = resampled_shape(crop.shape, spacing_mm, preprocessing.spacing_mm)[: len(frame)]
+    if model.rounding and has_training_spacing and rounded_up(size, model.rounding) != frame:
         native = crop.shape[:2]
-        largest = resampled_shape(preprocessing.frame, preprocessing.spacing_mm, spacing_mm)
+        largest = resampled_shape(frame, preprocessing.spacing_mm, spacing_mm)
         raise ValueError(
             f"{image.name}: {size_text(native)} pixels, the network was trained on images of one size and "
             f"takes up to {size_text(largest)}; resize the image, or train with resizing"
         )
+    if max(1 - seen / edge for seen, edge in zip(frame, size, strict=True)) <= MUCH_LOST:
+        return []
+    seen_of_all = f"{size_text(frame)} of {size_text(size)} voxels"
+    return [f"the network sees only its middle, {seen_of_all} on the network's grid"]

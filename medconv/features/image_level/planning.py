@@ -18,7 +18,7 @@ from medconv.planning.topology import Budget, Network
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
 
-_MUCH_LOST = 0.25  # share of an axis of an image, of which a warning tells if it is cut off
+MUCH_LOST = 0.25  # share of an axis of an image, of which a warning tells if it is cut off
 _BATCH_ROOT = 4700  # samples of a batch: this, divided by the root of an image's voxels
 _Found = tuple[PatchSearch, Network, tuple[int, ...]]
 
@@ -78,7 +78,7 @@ class WholeImages(PatchSearch):
     def doubts(self, images: Fingerprint, patch: Sequence[int]) -> list[str]:
         """Images that are so much larger than the median that what counts may lie outside."""
         lost = self._lost_shares(images, patch)
-        if max(lost, default=0) <= _MUCH_LOST:
+        if max(lost, default=0) <= MUCH_LOST:
             return []
         return [
             f"{_cut_text(lost)}: the network takes {size_text(patch, 4)} voxels, as many as the median image "

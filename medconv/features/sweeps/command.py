@@ -33,7 +33,9 @@ def run_command(options: argparse.Namespace) -> int:
     start_logging()
     flags = compose.hydra_flags(options.overrides, "medconv sweep", options.package)
     if flags.only_shows:
-        compose.show(flags)
+        from medconv.cli.show import show
+
+        show(flags)
         return DONE
     flags.multirun = True
     return _run(compose.Composer(flags))

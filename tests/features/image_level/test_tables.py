@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.image_level_tables import write_table, write_tables
 
+from medconv.cli.preprocess_report import table
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.features.image_level import tables
@@ -19,7 +20,6 @@ from medconv.features.image_level.output import OutputTable
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.preprocess import table
 
 
 @pytest.mark.parametrize("kind", [MulticlassTargets, MultilabelTargets])

@@ -1,4 +1,4 @@
-"""medconv/training/preprocess.py: what `medconv preprocess` prints about a dataset, its plan and its errors."""
+"""medconv/cli/preprocess_report.py: what `medconv preprocess` prints about a dataset, its plan and its errors."""
 
 import json
 import os

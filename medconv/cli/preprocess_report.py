@@ -1,4 +1,4 @@
-"""Checks and preprocesses a dataset before training."""
+"""What `medconv preprocess` prints about a dataset, its plan and its errors."""
 
 from collections.abc import Sequence
 from pathlib import Path

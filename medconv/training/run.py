@@ -24,7 +24,7 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
 from medconv.training import identity, memory_errors
 from medconv.training.build import build_task, record_of
-from medconv.training.callbacks import early_stopping
+from medconv.training.callbacks.validated import stopped_early
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
     check_not_finished,
@@ -241,7 +241,7 @@ def _fit(run: _Run) -> None:
         except memory_errors.ERRORS as error:
             memory_errors.raise_advice(error, run.config.data)
             raise
-        folder.write_summary(stopped_early=early_stopping.ended(trainer))
+        folder.write_summary(stopped_early=stopped_early(trainer))
     for remark in remarks:
         folder.write_summary(**remark.after(run.config, run.profiler))
     if cluster.is_first():

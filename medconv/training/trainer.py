@@ -19,11 +19,11 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
 from medconv.planning.limits import need_size
 from medconv.training import distributed
-from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.progress import ProgressBar, ProgressLines
 from medconv.training.callbacks.thaw import Thaw
 from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.callbacks.validated import FollowScores
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint import resumable_loop
 from medconv.training.checkpoint.resumable_loop import FinalValidation
@@ -244,7 +244,7 @@ def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
         raise configs.ConfigError(f"{setting} needs validations, but there are no cases to validate")
     callbacks: list[L.Callback] = []
     if on_plateau:
-        callbacks.append(early_stopping.Plateau())
+        callbacks.append(FollowScores())
     if stops_early:
         callbacks.append(configs.build(config.early_stopping, "early_stopping"))
     return callbacks

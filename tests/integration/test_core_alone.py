@@ -82,6 +82,9 @@ MISSING = [
     ("train conv=mirror trainer.max_steps=1", "features.equivariance"),
     ("train loss=cldice trainer.max_steps=1", "features.shape_losses"),
     ("train data=csv data.root=labels.csv", "features.image_level"),
+    ("train model=unetplusplus trainer.max_steps=1", "features.monai_networks"),
+    ("train scheduler=plateau trainer.max_steps=1", "features.plateau"),
+    ("train augmentation=monai trainer.max_steps=1", "features.sample_transforms"),
     ("train data=instances data.images=i data.labels=l", "features.instances"),
 ]
 

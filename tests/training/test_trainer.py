@@ -7,13 +7,12 @@ import pytest
 import torch
 from helpers import tiny
 from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.profilers import SimpleProfiler
 
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training import run
-from medconv.training.callbacks.early_stopping import EarlyStopping
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.progress import LearningRate, ProgressBar, ProgressLines
 from medconv.training.callbacks.time_budget import TimeBudget
@@ -122,7 +121,8 @@ def test_callbacks_are_called_in_an_order(
 @pytest.fixture(scope="module")
 def order(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[type]:
     """The callbacks' classes of a trainer that has all of them."""
-    settings = ["trainer.max_time=00:01:00:00", "early_stopping=patience", "perf.profile=true"]
+    settings = ["trainer.max_time=00:01:00:00", "perf.profile=true", "+early_stopping.monitor=val/dice"]
+    settings += ["+early_stopping._target_=lightning.pytorch.callbacks.EarlyStopping"]
     settings += ["trainer.accelerator=cpu", "trainer.devices=2", "callbacks=default"]
     trainer = trainer_of(dataset, tmp_path_factory.mktemp("order") / "run", *settings)
     return [type(callback) for callback in trainer.callbacks]

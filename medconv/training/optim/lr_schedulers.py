@@ -1,20 +1,15 @@
 """Learning-rate schedules over the progress of a run, 0 to 1, whether its end is a step count or a time.
 
 lr = base lr * warm-up * shape(progress), times a factor for the run's length if the optimizer has one
-(`lr_factor`: total steps to factor). Steps are optimizer steps. Milestones are shares of the run, since
-its end may be a time.
+(`lr_factor`: total steps to factor). Steps are optimizer steps.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-
-# Progress is a sum over steps, so it may fall short of a milestone by rounding.
-_ROUNDING = 1e-9
 
 
 class ProgressSchedule(LRScheduler):
@@ -26,7 +21,8 @@ class ProgressSchedule(LRScheduler):
         warmup_steps: linear from near 0; at most a fifth of the run.
     Attributes:
         total_steps: its length, in optimizer steps.
-        needs_validation: whether it follows the scores of validations.
+        needs_validation: whether it follows the scores of validations; it then has `monitor`, a name of them,
+            and `validated(value)`.
     """
 
     needs_validation = False
@@ -100,91 +96,9 @@ class ProgressSchedule(LRScheduler):
             group["lr"] = rate
 
 
-class PlateauSchedule(ProgressSchedule):
-    """Lower after `patience` validations without progress, like torch's ReduceLROnPlateau.
-
-    The same behaviour in torch has a `patience` smaller by one.
-
-    Args:
-        optimizer: whose learning rates are the base.
-        warmup_steps: as in `ProgressSchedule`.
-        monitor: name of the metric.
-        mode: `max` if more is better, else `min`.
-        patience: number of validations.
-        min_delta: more than this beyond the best value is progress.
-        factor: multiplies the learning rate.
-        min_factor: lower limit, as a share of the base learning rate.
-    Raises:
-        ValueError: values out of range.
-    """
-
-    needs_validation = True
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        warmup_steps: int = 0,
-        monitor: str = "val/dice",
-        mode: str = "max",
-        patience: int = 5,
-        min_delta: float = 0.0,
-        factor: float = 0.5,
-        min_factor: float = 1e-3,
-    ) -> None:
-        check_patience(patience, min_delta, mode)
-        _share("factor", factor)
-        if not 0 <= min_factor <= 1:
-            raise ValueError(f"min_factor must be a share of the learning rate, 0 to 1, got {min_factor}")
-        self.monitor = monitor
-        self.patience = patience
-        self.min_delta = min_delta
-        self.factor = factor
-        self.min_factor = min_factor
-        self.sign = 1 if mode == "max" else -1
-        self.level = 1.0  # of the learning rate, as a share of the base
-        self.best = -math.inf  # times sign, so that more is better
-        self.waited = 0  # validations since the best one
-        super().__init__(optimizer, lambda progress: self.level, warmup_steps)
-
-    def validated(self, value: float) -> None:
-        """Count a validation; a new learning rate applies from the next step on. NaN is no progress."""
-        signed_value = self.sign * value
-        if signed_value > self.best + self.min_delta:
-            self.best = signed_value
-            self.waited = 0
-        else:
-            self.waited += 1
-        if self.waited >= self.patience:
-            self.level = max(self.min_factor, self.level * self.factor)
-            self.waited = 0
-            self._apply()
-
-    def state_dict(self) -> dict[str, Any]:
-        keys = ("level", "best", "waited", "monitor", "sign")
-        return {**super().state_dict(), **{key: getattr(self, key) for key in keys}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps no count of another metric; the state may be another schedule's."""
-        saved_metric = (state_dict.get("monitor"), state_dict.get("sign"))
-        if saved_metric != (self.monitor, self.sign):
-            of_metric = ("best", "waited", "monitor", "sign")
-            state_dict = {key: value for key, value in state_dict.items() if key not in of_metric}
-        super().load_state_dict(state_dict)
-
-
-def check_patience(patience: int, min_delta: float, mode: str) -> None:
-    """Raises: ValueError: values out of range, of a plateau or of early stopping."""
-    if type(patience) is not int or patience < 1:
-        raise ValueError(f"patience must be a whole number of validations, 1 or more, got {patience}")
-    if not 0 <= min_delta < math.inf:
-        raise ValueError(f"min_delta must be 0 or more, got {min_delta}")
-    if mode not in ("max", "min"):
-        raise ValueError(f"mode must be max or min, got {mode}")
-
-
 def cosine(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
     """One half cosine down to 0. Source: Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts."""
-    return ProgressSchedule(optimizer, _cosine, warmup_steps)
+    return ProgressSchedule(optimizer, half_cosine, warmup_steps)
 
 
 def poly(optimizer: Optimizer, warmup_steps: int = 0, power: float = 0.9) -> ProgressSchedule:
@@ -197,90 +111,5 @@ def constant(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
     return ProgressSchedule(optimizer, lambda progress: 1.0, warmup_steps)
 
 
-def step(
-    optimizer: Optimizer, warmup_steps: int = 0, step_fraction: float = 0.3, gamma: float = 0.1
-) -> ProgressSchedule:
-    """Multiplied by `gamma` at every multiple of `step_fraction`, a share of the run; torch's StepLR."""
-    _share("step_fraction", step_fraction)
-    _positive("gamma", gamma)
-
-    def shape(progress: float) -> float:
-        num_passed = int(progress / step_fraction + _ROUNDING)
-        return gamma**num_passed
-
-    return ProgressSchedule(optimizer, shape, warmup_steps)
-
-
-def multi_step(
-    optimizer: Optimizer,
-    warmup_steps: int = 0,
-    milestones: Sequence[float] = (0.5, 0.75, 0.9),
-    gamma: float = 0.1,
-) -> ProgressSchedule:
-    """Multiplied by `gamma` at each milestone, a share of the run; torch's MultiStepLR."""
-    is_list = not isinstance(milestones, (str, int, float))
-    if not is_list or list(milestones) != sorted(milestones):
-        raise ValueError(f"milestones must be a list of rising shares of the run, got {milestones}")
-    for milestone in milestones:
-        _share("milestones", milestone)
-    _positive("gamma", gamma)
-    rising = list(milestones)
-
-    def shape(progress: float) -> float:
-        num_passed = bisect_right(rising, progress + _ROUNDING)
-        return gamma**num_passed
-
-    return ProgressSchedule(optimizer, shape, warmup_steps)
-
-
-def exponential(optimizer: Optimizer, warmup_steps: int = 0, final: float = 0.01) -> ProgressSchedule:
-    """The same factor each step, down to `final` of the base learning rate at the end; torch's
-    ExponentialLR.
-    """
-    _positive("final", final)
-    return ProgressSchedule(optimizer, lambda progress: final**progress, warmup_steps)
-
-
-def one_cycle(
-    optimizer: Optimizer,
-    warmup_steps: int = 0,
-    pct_start: float = 0.3,
-    initial: float = 0.04,
-    final: float = 4e-6,
-) -> ProgressSchedule:
-    """The factor goes from `initial` up to 1 at `pct_start`, then down to `final`, both times by a cosine.
-
-    Like torch's OneCycleLR with `max_lr` as the base learning rate, but momentum stays unchanged.
-
-    Args:
-        optimizer: whose learning rates are the base.
-        warmup_steps: as in `ProgressSchedule`.
-        pct_start: a share of the run, in spite of torch's name.
-        initial: factor at the start.
-        final: factor at the end.
-    Source: Smith & Topin 2018, arXiv:1708.07120.
-    """
-    _share("pct_start", pct_start)
-    _positive("initial", initial)
-    _positive("final", final)
-
-    def shape(progress: float) -> float:
-        if progress < pct_start:
-            return 1 + (initial - 1) * _cosine(progress / pct_start)
-        return final + (1 - final) * _cosine((progress - pct_start) / (1 - pct_start))
-
-    return ProgressSchedule(optimizer, shape, warmup_steps)
-
-
-def _share(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie between 0 and 1, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive, got {value}")
-
-
-def _cosine(progress: float) -> float:
+def half_cosine(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from medconv.config import ConfigError, TrainerConfig
 from medconv.training.optim.build import build_optimizer, knows_progress, schedule_class, with_epochs
-from medconv.training.optim.lr_schedulers import PlateauSchedule, ProgressSchedule
+from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 ADAMW: dict[str, Any] = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.01}
 SGD = {**ADAMW, "_target_": "torch.optim.SGD"}
@@ -67,20 +67,24 @@ def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(
         with_epochs(node, None)
 
 
-def annotated(optimizer: Optimizer) -> PlateauSchedule:
-    return PlateauSchedule(optimizer)
+class Own(ProgressSchedule):
+    """A schedule of a user's own."""
+
+
+def annotated(optimizer: Optimizer) -> Own:
+    return Own(optimizer, lambda progress: 1.0)
 
 
 def unknown(optimizer):  # type: ignore[no-untyped-def]
-    return PlateauSchedule(optimizer)
+    return Own(optimizer, lambda progress: 1.0)
 
 
 @pytest.mark.parametrize(
     ("target", "made"),
     [
-        ("medconv.training.optim.lr_schedulers.PlateauSchedule", PlateauSchedule),
+        (f"{__name__}.Own", Own),
         ("medconv.training.optim.lr_schedulers.cosine", ProgressSchedule),
-        (f"{__name__}.annotated", PlateauSchedule),
+        (f"{__name__}.annotated", Own),
         (f"{__name__}.unknown", None),
         ("torch.optim.lr_scheduler.StepLR", StepLR),
     ],

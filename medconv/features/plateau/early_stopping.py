@@ -1,14 +1,15 @@
-"""Reactions to validations without progress: the run stops early, or its learning rate is lowered."""
+"""`early_stopping=patience`: a run ends after validations without progress."""
 
 import logging
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch import callbacks
 
+from medconv.features.plateau.schedule import check_patience
+from medconv.training.callbacks.validated import monitored_value
 from medconv.training.checkpoint.resumable_loop import ends_now
-from medconv.training.optim.lr_schedulers import PlateauSchedule, check_patience
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class EarlyStopping(callbacks.EarlyStopping):
         min_delta: more than this beyond the best value is progress.
         mode: `max` if more is better, else `min`.
     Attributes:
-        reason: why training stopped early; None: it did not.
+        stop_reason: why training stopped early; None: it did not.
     Raises:
         ValueError: values out of range; in its hooks: no metric has the name `monitor`.
     """
@@ -42,7 +43,7 @@ class EarlyStopping(callbacks.EarlyStopping):
             check_finite=False,
             check_on_train_epoch_end=False,
         )
-        self.reason: str | None = None
+        self.stop_reason: str | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Lightning's state holds the patience, too; the current config's counts
@@ -57,7 +58,7 @@ class EarlyStopping(callbacks.EarlyStopping):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        value = torch.tensor(_metric(trainer, self.monitor, "EarlyStopping"))
+        value = torch.tensor(monitored_value(trainer, self.monitor, "EarlyStopping"))
         should_stop, _ = self._evaluate_stopping_criteria(value)
         if should_stop:
             self._stop(trainer)
@@ -67,51 +68,13 @@ class EarlyStopping(callbacks.EarlyStopping):
         if ends_now(trainer) or not trainer.fit_loop._can_stop_early:
             return
         trainer.should_stop = True
-        self.reason = (
+        self.stop_reason = (
             f"{self.monitor} was not better than {self.best_score:.4f} "
             f"in the last {self.wait_count} validations"
         )
         log.info(
-            "epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason
+            "epoch %d, step %d: stopped early, %s",
+            trainer.current_epoch,
+            trainer.global_step,
+            self.stop_reason,
         )
-
-
-class Plateau(Callback):
-    """Passes the monitored metric of each validation to the schedule of `scheduler=plateau`."""
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking:
-            return
-        for config in trainer.lr_scheduler_configs:
-            schedule = config.scheduler
-            if not isinstance(schedule, PlateauSchedule):
-                continue
-            level_before = schedule.level
-            schedule.validated(_metric(trainer, schedule.monitor, "PlateauSchedule"))
-            if schedule.level < level_before:
-                step = trainer.global_step
-                log.info("step %d: learning rate lowered to %.3g times the base", step, schedule.level)
-
-
-def ended(trainer: Trainer) -> dict[str, Any] | None:
-    """Step and reason of early stopping; None: the run did not stop early."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping) and callback.reason:
-            return {"step": trainer.global_step, "reason": callback.reason}
-    return None
-
-
-def _metric(trainer: Trainer, monitor: str, reader: str) -> float:
-    """Rank 0's value, since some metrics exist on rank 0 only.
-
-    Args:
-        monitor: name of the metric.
-        reader: the class with the argument `monitor`, for the message.
-    Raises:
-        ValueError: no such metric.
-    """
-    metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-    value, names = trainer.strategy.broadcast((metrics.get(monitor), sorted(metrics)))
-    if value is None:
-        raise ValueError(f"{reader}: monitor={monitor}: no such metric; there are {', '.join(names)}")
-    return float(value)

@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/early_stopping.py: runs that stop early, and learning rates that are lowered."""
+"""medconv/features/plateau/early_stopping.py: runs that stop early, and learning rates that are lowered."""
 
 import csv
 import json
@@ -70,7 +70,7 @@ SCORED = [
         "early_stopping.monitor=val/score",
         "logger=none",
     ),
-    "+callbacks.scores._target_=tests.training.callbacks.test_early_stopping.Scores",
+    "+callbacks.scores._target_=tests.features.plateau.test_early_stopping.Scores",
 ]
 
 

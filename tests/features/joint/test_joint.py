@@ -207,6 +207,7 @@ def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root: Path) 
 
 def test_a_segmentation_starts_the_network_of_both(root: Path, tmp_path: Path, caplog: Any) -> None:
     """Its head has other outputs, and starts anew."""
+    caplog.set_level("INFO", "medconv")
     run = words(root, str(tmp_path / "map"), "trainer.max_steps=2")
     of_map = [word for word in run if "data.layout.table" not in word and word != "data=joint"]
     tiny.trained("data=folder", *of_map)

@@ -186,7 +186,10 @@ def train(composed: DictConfig) -> int:
         ),
         ("conv=transform conv.where=nothing_is_called_so", "conv: no convolution of UNet could be swapped"),
         ("conv=mirror conv.axes=[3]", "conv: axes must lie below 3, the image's spatial axes, got [3]"),
-        ("conv=mirror conv.axes=[]", "conv: axes must be different spatial axes, counted from 0, got []"),
+        (
+            "conv=mirror conv.axes=[]",
+            "conv: axes or planes must name a spatial axis, counted from 0, got neither",
+        ),
         ("conv.extent_mm=far", "conv.extent_mm must be a number or null, got far"),
         ("conv.throughout=perhaps", "conv.throughout must be true or false, got perhaps"),
         ("conv=mirror model.channels=[6,7]", "conv: layer"),

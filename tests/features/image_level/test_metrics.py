@@ -167,3 +167,9 @@ def test_paired_compares_two_sets_of_predictions() -> None:
     assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1)
     alone = image_level.paired(TWO, outputs[:3], worse[:3], np.zeros((3, 1)))["auc"]
     assert set(alone.values()) == {None}
+
+
+def test_the_log_loss_is_half_over_cases_and_half_over_groups() -> None:
+    """Losses 1 and 2 in one group and 6 in another: means 3, and 3.75 of 1.5 and 6."""
+    probabilities, groups = np.exp([-1.0, -2.0, -6.0]), np.array([0, 0, 1])
+    assert image_level.log_loss(probabilities, groups) == pytest.approx(3.375)

@@ -143,8 +143,8 @@ def _dice(predict: Predictor, case: Case, shift: Callable[[Pair], Pair]) -> floa
     """The mean over the classes that the label map has."""
     image, grid = read_image(case.images)
     label, _ = label_of(case)
-    moved, reference = shift((image.astype(np.float32), label))
-    answer = predict(np.ascontiguousarray(moved, np.float32), affine=grid.affine)
+    moved, reference = shift((image, label))
+    answer = predict(np.ascontiguousarray(moved, np.float32), affine=np.array(grid.affine))
     values = []
     for value in np.unique(reference[reference > 0]):
         mine, truth = answer == value, reference == value

@@ -21,7 +21,7 @@ _CARRIES_CHANNELS = (*CONVS, *TRANSPOSED, _BatchNorm, _InstanceNorm, nn.GroupNor
 
 
 def check_equivariance(network: nn.Module, example: Tensor, group: Group) -> None:
-    """Compare f(g x) with g f(x), in both modes but without dropout, on perturbed parameters.
+    """Compare f(g x) with g f(x), in both modes but without dropout, on perturbed parameters, in fp32.
 
     Args:
         example: an input (batch, channels, *spatial); only its shape and type matter.
@@ -46,8 +46,9 @@ def check_equivariance(network: nn.Module, example: Tensor, group: Group) -> Non
         for layer in copy.modules():
             if isinstance(layer, _DropoutNd):  # its mask does not turn with the image
                 layer.eval()
-        for motion in group.generators:
-            _check_motion(copy, image, motion, group)
+        with torch.autocast(image.device.type, enabled=False):  # a caller's bf16 is no broken symmetry
+            for motion in group.generators:
+                _check_motion(copy, image, motion, group)
 
 
 def _check_motion(network: nn.Module, image: Tensor, motion: Motion, group: Group) -> None:

@@ -8,6 +8,7 @@ from medconv.convs import swap_convs
 from medconv.features.equivariance.equivariant import Equivariant
 from medconv.features.equivariance.fields import check_equivariance, fields
 from medconv.features.equivariance.group import Group
+from medconv.models.unet import UNet
 
 
 class Joined(nn.Module):
@@ -53,6 +54,12 @@ def test_the_check_finds_a_network_that_is_symmetric_only_at_first() -> None:
     network[1] = nn.BatchNorm2d(2)
     with pytest.raises(ValueError, match=r"layer 1 \(BatchNorm2d\) breaks it"):
         check_equivariance(network, image, Group(2, (0,)))
+
+
+def test_a_network_is_checked_in_full_precision_where_the_caller_computes_in_half() -> None:
+    network = UNet(2, 1, 2, (16, 32), (2,))
+    with torch.autocast("cpu", torch.bfloat16):
+        swap_convs(network, Equivariant((0,)), example=torch.randn(2, 1, 64, 64))
 
 
 def test_the_check_refuses_outputs_that_are_not_finite() -> None:

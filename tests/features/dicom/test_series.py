@@ -37,6 +37,14 @@ def test_each_radiograph_of_a_folder_is_an_image(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_array(dark)[0][..., 0], 4095 - pixels.T)  # white is high in both
 
 
+def test_values_with_a_unit_are_not_turned_round_for_the_screen(tmp_path: Path) -> None:
+    """A CT may be shown with white for low values; its numbers stay Hounsfield units."""
+    pixels = np.arange(42, dtype=np.uint16).reshape(6, 7)
+    shown = {"PhotometricInterpretation": "MONOCHROME1", "RescaleSlope": 2, "RescaleIntercept": -1024}
+    file = dicoms.radiograph(tmp_path / "a.dcm", pixels, **shown)
+    np.testing.assert_array_equal(read_array(file)[0][..., 0], 2 * pixels.T.astype(float) - 1024)
+
+
 def test_localizers_reports_pictures_and_other_files_are_skipped(tmp_path: Path) -> None:
     voxels = array()
     series(tmp_path, voxels)

@@ -117,7 +117,7 @@ def test_the_loss_of_a_batch_knows_what_its_cases_annotate() -> None:
     batch, known = {"image": image, "label": label}, torch.tensor([[True] * 3, [True, False, True]])
     whole, partial_ = task.loss_of(batch), task.loss_of({**batch, "annotated": known})
     torch.testing.assert_close(whole, loss(network(image), label))
-    torch.testing.assert_close(partial_, loss(network(image), label, known))
+    torch.testing.assert_close(partial_, loss(network(image), label, annotated=known))
     assert abs(float(whole - partial_)) > 1e-3
 
 

@@ -64,7 +64,7 @@ def test_regions_are_learned_and_predicted(
 def _segmentation_losses() -> list[str]:
     """The options of `loss` that are not for other targets, without the default."""
     others = {"auto", "dice_ce", "soft_dice_ce", "bce", "cross_entropy", "huber", "l1", "mse"}
-    others |= {"image_l1", "image_ssim", "heatmap"}
+    others |= {"image_l1", "image_ssim", "heatmap", "joint"}
     return sorted({path.stem for path in (conf_dir() / "loss").glob("*.yaml")} - others)
 
 

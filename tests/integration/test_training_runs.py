@@ -159,7 +159,13 @@ OTHERS = ["basis", "ball", "spacing", "smooth", "masked", "mirror", "bottleneck"
 
 
 @pytest.mark.parametrize(
-    "conv", [*OTHERS, "smooth conv.throughout=true", "smooth conv.share=0.5 conv.throughout=true"]
+    "conv",
+    [
+        *OTHERS,
+        "turns conv.axes=[]",  # the tiny network's four channels are four copies
+        "smooth conv.throughout=true",
+        "smooth conv.share=0.5 conv.throughout=true",
+    ],
 )
 def test_every_convolution_trains_and_comes_back_folded(dataset: Path, tmp_path: Path, conv: str) -> None:
     assert tiny.train(dataset, tmp_path / "run", *f"conv={conv}".split())["status"] == "done"
@@ -169,7 +175,7 @@ def test_every_convolution_trains_and_comes_back_folded(dataset: Path, tmp_path:
 
 def test_every_conv_option_is_trained_here() -> None:
     options = {path.stem for path in (tiny.config.conf_dir() / "conv").glob("*.yaml")}
-    assert options == {*OTHERS, "none", "transform"}
+    assert options == {*OTHERS, "turns", "none", "transform"}
 
 
 def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset: Path, tmp_path: Path) -> None:

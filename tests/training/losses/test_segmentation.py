@@ -137,9 +137,10 @@ def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tens
     return FittedLoss(DiceCrossEntropy(), targets, 2), [logits], lambda part: logits[part], label
 
 
-def _known(case: str) -> Tensor | None:
-    """Outputs that the samples of `_problem` annotate: one class less in the second process."""
-    return torch.tensor([[True] * 3] * 2 + [[True, False, True]] * 2) if case == "ignoring" else None
+def _known(case: str, part: slice) -> dict[str, Tensor]:
+    """Outputs that samples of `_problem` annotate, as the loss takes them: one less in the second process."""
+    annotated = torch.tensor([[True] * 3] * 2 + [[True, False, True]] * 2)
+    return {"annotated": annotated[part]} if case == "ignoring" else {}
 
 
 def _half_a_batch(rank: int, folder: str, case: str) -> None:
@@ -149,8 +150,7 @@ def _half_a_batch(rank: int, folder: str, case: str) -> None:
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
     loss, parameters, logits, label = _problem(case)
     mine = slice(2 * rank, 2 * rank + 2)
-    known = _known(case)
-    value = loss(logits(mine), label[mine], *([] if known is None else [known[mine]]))
+    value = loss(logits(mine), label[mine], **_known(case, mine))
     value.backward()
     mean = distributed_nn.functional.all_reduce(value.detach()) / 2
     for parameter in parameters:
@@ -166,8 +166,7 @@ def _half_a_batch(rank: int, folder: str, case: str) -> None:
 def test_two_processes_have_the_gradient_of_one(tmp_path: Path, case: str, atol: float) -> None:
     ranks.call(_half_a_batch, str(tmp_path), case)
     loss, parameters, logits, label = _problem(case)
-    known = _known(case)
-    value = loss(logits(slice(None)), label, *([] if known is None else [known]))
+    value = loss(logits(slice(None)), label, **_known(case, slice(None)))
     value.backward()
     for rank in range(2):
         saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)

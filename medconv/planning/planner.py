@@ -94,8 +94,8 @@ def plan(
     """
     overrides = overrides or PlanOverrides()
     budget = budget or Budget()
-    # A 2D network takes slices of volumes; they keep their own spacing.
     kind = kind or PatchSearch
+    # A 2D network takes slices of volumes; they keep their own spacing.
     axis = kind.slice_axis(fingerprint, overrides)
     images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))

@@ -19,6 +19,8 @@ from medconv.data.case_files import label_of
 from medconv.data.datasets.dataset_json import auto
 from medconv.data.io.images import read_image
 from medconv.inference.predictor import Predictor
+from medconv.metrics.dice import mean
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.progress import track
 
 Pair = tuple[np.ndarray, np.ndarray]  # an image (channels, X, Y, Z) and its label map (X, Y, Z)
@@ -117,7 +119,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     comparisons = max(1, len({variant for variant, _, _ in runs} - {learning.PLAIN}))
     for (variant, shift), by_seed in scores.items():
         plain = scores.get((learning.PLAIN, shift), {})
-        low, high, mean = learning.paired(by_seed, plain, comparisons)
+        low, high, difference = learning.paired(by_seed, plain, comparisons)
         rows.append(
             {
                 "benchmark": "shifts",
@@ -127,7 +129,7 @@ def run(options: argparse.Namespace) -> list[Row]:
                 "reference": learning.PLAIN,
                 "seeds": len(by_seed),
                 "dice": float(np.mean([list(dice.values()) for dice in by_seed.values()])),
-                "difference": mean,
+                "difference": difference,
                 "low": low,
                 "high": high,
             }
@@ -140,13 +142,13 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def _dice(predict: Predictor, case: Case, shift: Callable[[Pair], Pair]) -> float:
-    """The mean over the classes that the label map has."""
+    """The mean over the classes, as in validation."""
     image, grid = read_image(case.images)
     label, _ = label_of(case)
     moved, reference = shift((image, label))
+    targets = predict.targets
+    assert isinstance(targets, SegmentationTargets)
     answer = predict(np.ascontiguousarray(moved, np.float32), affine=np.array(grid.affine))
-    values = []
-    for value in np.unique(reference[reference > 0]):
-        mine, truth = answer == value, reference == value
-        values.append(2 * float((mine & truth).sum()) / float(mine.sum() + truth.sum()))
-    return float(np.mean(values)) if values else 1.0
+    # a class that neither has is undefined; an image without any counts as right
+    score = mean(targets.dice(answer, reference))
+    return 1.0 if score is None else score

@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from medconv import doors
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Files of whole runs begin first, so that at the end no process waits for another one's long file. What has
     the fixture `dataset` trains.
     """
@@ -34,13 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not {*item.path.parts} & {*long})
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """The garbage collector does not look through the libraries and all tests again and again."""
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
+def logging_as_it_was():
     """A command that a test runs in this process sets logging up for good; the next test would write into
     its closed files.
     """
@@ -54,7 +53,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def named_packages_as_they_were() -> Iterator[None]:
+def named_packages_as_they_were():
     """A package that a test names by `--package` or `trusted` is asked for what it brings ever after, in the
     next test without its folder.
     """
@@ -66,7 +65,7 @@ def named_packages_as_they_were() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_folder():
     """A folder that everybody may enter, unlike pytest's own: for what a process without root's rights
     does.
     """
@@ -76,12 +75,12 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(tmp_path_factory):
     return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> exports.Exported:
+def exported(tmp_path_factory):
     """A trained network and its exported files, made once by whichever process of the tests needs them
     first.
     """
@@ -89,31 +88,31 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> exports.Exported:
 
 
 @pytest.fixture(scope="session")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> cross_validations.Sweep:
+def sweep(tmp_path_factory):
     """A cross-validation of three folds, trained once by whichever process of the tests needs it first."""
     return cross_validations.shared(_shared_folder(tmp_path_factory) / "swept")
 
 
 @pytest.fixture
-def sweep_folder(sweep: cross_validations.Sweep, tmp_path: Path) -> Path:
+def sweep_folder(sweep, tmp_path):
     """A copy of its folder that a test may change."""
     return Path(shutil.copytree(sweep.folder, tmp_path / "runs/cv"))
 
 
-def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _shared_folder(tmp_path_factory):
     """The same folder in every process of the tests."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def launched(monkeypatch):
     """Sets the variables of a launcher, as keyword arguments."""
     return partial(launchers.launch, monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def realdata() -> Path:
+def realdata():
     """The folder that MEDCONV_REALDATA names, else `../shared/data` beside the repository; skips where it
     is absent.
     """

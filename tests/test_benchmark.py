@@ -7,9 +7,7 @@ import pytest
 from benchmark import main
 
 
-def test_an_unknown_benchmark_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_benchmark_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "lunch"])
     with pytest.raises(SystemExit) as end:
         main()

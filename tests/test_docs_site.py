@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The built site: a broken link or a page outside the navigation fails here."""
     for package in ("zensical", "mkdocstrings"):
         pytest.importorskip(package, reason="the extra `docs` is not installed")
@@ -32,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "build/site"
 
 
-def site_module() -> Any:
+def site_module():
     spec = importlib.util.spec_from_file_location("docs_site", ROOT / "docs/site.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -40,13 +39,13 @@ def site_module() -> Any:
     return module
 
 
-def test_the_page_of_config_keys_is_that_of_the_schema() -> None:
+def test_the_page_of_config_keys_is_that_of_the_schema():
     docs_site = site_module()
     assert docs_site.CONFIG_PAGE.read_text() == docs_site.config_page(), "run `python docs/site.py`"
 
 
 @pytest.mark.parametrize("name", ["first_segmentation", "own_convolution"])
-def test_a_notebook_holds_its_pictures_and_no_paths(name: str) -> None:
+def test_a_notebook_holds_its_pictures_and_no_paths(name):
     text = (ROOT / f"docs/notebooks/{name}.ipynb").read_text()
     outputs = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
     assert {"display_data", "execute_result", "stream"} >= {output["output_type"] for output in outputs}
@@ -54,14 +53,14 @@ def test_a_notebook_holds_its_pictures_and_no_paths(name: str) -> None:
     assert not re.search(r"/(home|root|tmp|work)/", text)
 
 
-def test_the_names_of_the_python_page_exist() -> None:
+def test_the_names_of_the_python_page_exist():
     names = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), re.MULTILINE)
     assert len(names) > 10
     for name in names:
         pkgutil.resolve_name(name)
 
 
-def text_of(page: Path) -> str:
+def text_of(page):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.read_text()))
 
 
@@ -77,15 +76,15 @@ def text_of(page: Path) -> str:
         "augmentation.p.rotation probability of each transform 1",  # the comment of the keys above
     ],
 )
-def test_every_kind_of_config_key_has_its_row(site: Path, row: str) -> None:
+def test_every_kind_of_config_key_has_its_row(site, row):
     assert row in text_of(site / "reference/config/index.html")
 
 
-def test_commands_and_python_have_their_pages(site: Path) -> None:
+def test_commands_and_python_have_their_pages(site):
     assert "--save-probabilities also write" in text_of(site / "reference/cli/index.html")
     assert "Kernels that are even or odd" in text_of(site / "notebooks/own_convolution/index.html")
     assert "Replace, in place, every spatial convolution" in text_of(site / "reference/api/index.html")
 
 
-def test_code_has_its_language_by_which_the_style_sheet_wraps_it(site: Path) -> None:
+def test_code_has_its_language_by_which_the_style_sheet_wraps_it(site):
     assert "language-bash highlight" in (site / "index.html").read_text()

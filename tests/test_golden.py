@@ -1,11 +1,7 @@
 """scripts/golden.py: what a recording holds, and which differences are found."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ import golden
 MACHINE = {"processor": "one", "torch": "2"}
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> Any:
+def run(monkeypatch, *words):
     """The exit code, or the message, with which the script ends."""
     monkeypatch.setattr(sys, "argv", ["golden.py", *map(str, words)])
     with pytest.raises(SystemExit) as end:
@@ -24,16 +20,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> Any:
     return end.value.code
 
 
-def written(path: Path, runs: dict[str, Any], only: list[str] | None = None, **machine: str) -> Path:
+def written(path, runs, only=None, **machine):
     """A recording."""
     content = {"machine": {**MACHINE, **machine}, "only": only, "script": "s", "runs": runs}
     path.write_text(json.dumps(content))
     return path
 
 
-def test_a_recorded_run_equals_itself_until_its_data_change(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recorded_run_equals_itself_until_its_data_change(monkeypatch, tmp_path, capsys):
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     assert run(monkeypatch, "record", one, "--only", "preprocess") == 0
     artefacts = json.loads(one.read_text())["runs"]["preprocess"]["artefacts"]
@@ -48,9 +42,7 @@ def test_a_recorded_run_equals_itself_until_its_data_change(
     assert capsys.readouterr().out == "preprocess: boxes/store\n"
 
 
-def test_a_recording_that_lacks_something_differs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_that_lacks_something_differs(monkeypatch, tmp_path, capsys):
     complete = {"a": {"artefacts": {"x": "1", "y": "2"}}, "b": {"artefacts": {}}, "c": {"skipped": "no data"}}
     lacking = {"a": {"artefacts": {"x": "1"}}, "b": {"failed": "error"}, "d": {"artefacts": {}}}
     one = written(tmp_path / "one.json", complete)
@@ -65,20 +57,18 @@ def test_a_recording_that_lacks_something_differs(
     ]
 
 
-def test_a_run_that_failed_twice_is_not_equal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_failed_twice_is_not_equal(monkeypatch, tmp_path):
     one = written(tmp_path / "one.json", {"a": {"failed": "error"}})
     assert run(monkeypatch, "compare", one, one) == 1
 
 
-def test_recordings_of_different_machines_are_not_compared(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_recordings_of_different_machines_are_not_compared(monkeypatch, tmp_path):
     one = written(tmp_path / "one.json", {})
     message = run(monkeypatch, "compare", one, written(tmp_path / "other.json", {}, torch="3"))
     assert "torch: 2, 3" in message
 
 
-def test_digests_are_of_content_without_paths_and_times(tmp_path: Path) -> None:
+def test_digests_are_of_content_without_paths_and_times(tmp_path):
     recorder = golden.Recorder(tmp_path / "runs", tmp_path / "checkout")
     content = {
         "_target_": "package.module.Name",
@@ -90,7 +80,7 @@ def test_digests_are_of_content_without_paths_and_times(tmp_path: Path) -> None:
     assert recorder.cleaned(content) == expected
 
 
-def test_digests_of_arrays_notice_type_shape_and_each_bit() -> None:
+def test_digests_of_arrays_notice_type_shape_and_each_bit():
     array = np.zeros((2, 3), np.float32)
     others = [array.astype(np.int32), array.reshape(3, 2), np.full((2, 3), -0.0, np.float32)]
     assert len({golden.array_digest(each) for each in (array, array.copy(), *others)}) == 4

@@ -34,7 +34,7 @@ FEATURES = sorted(path.name for path in (PACKAGE / "features").iterdir() if (pat
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -42,9 +42,9 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
-def imports(path: Path) -> set[str]:
+def imports(path):
     """Every module of medconv that a file imports, at any depth of the code, by its full name."""
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -54,16 +54,16 @@ def imports(path: Path) -> set[str]:
     return {name for name in names if name.split(".")[0] == "medconv"}
 
 
-def room(module: str) -> str:
+def room(module):
     return module.split(".")[1] if "." in module else ""
 
 
-def test_the_package_is_its_rooms_and_nothing_loose() -> None:
+def test_the_package_is_its_rooms_and_nothing_loose():
     entries = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__pycache__")}
     assert entries == {*ROOMS, "features", "doors.py", "__init__.py", "__main__.py", "py.typed"}
 
 
-def test_the_core_imports_no_feature() -> None:
+def test_the_core_imports_no_feature():
     found = [
         f"{module} imports {other}"
         for module, path in MODULES.items()
@@ -75,7 +75,7 @@ def test_the_core_imports_no_feature() -> None:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_a_feature_says_what_it_is_and_imports_nothing(name: str) -> None:
+def test_a_feature_says_what_it_is_and_imports_nothing(name):
     """It is imported by every command, and brings its parts by their names."""
     path = PACKAGE / "features" / name / "__init__.py"
     tree = ast.parse(path.read_text())
@@ -84,7 +84,7 @@ def test_a_feature_says_what_it_is_and_imports_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_a_room_imports_only_rooms_before_it(name: str) -> None:
+def test_a_room_imports_only_rooms_before_it(name):
     allowed = {"", "doors", *ROOMS[: ROOMS.index(name) + 1]}
     upward = [
         f"{module} imports {other}"
@@ -96,7 +96,7 @@ def test_a_room_imports_only_rooms_before_it(name: str) -> None:
     assert not upward, "\n".join(upward)
 
 
-def test_inside_a_room_modules_import_each_other_in_one_direction() -> None:
+def test_inside_a_room_modules_import_each_other_in_one_direction():
     # The package itself has no room: it imports its public names when they are used.
     graph = {module: imports(path) - {module} for module, path in MODULES.items() if module != "medconv"}
     try:
@@ -106,12 +106,12 @@ def test_inside_a_room_modules_import_each_other_in_one_direction() -> None:
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_a_room_says_what_lives_there(name: str) -> None:
+def test_a_room_says_what_lives_there(name):
     text = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or ""
     assert text.split("\n\n")[0].endswith("."), f"medconv/{name}/__init__.py does not say what lives there"
 
 
-def test_the_package_imports_nothing_until_a_public_name_is_used() -> None:
+def test_the_package_imports_nothing_until_a_public_name_is_used():
     code = """
 import sys
 before = set(sys.modules)
@@ -127,15 +127,15 @@ print(*{"torch", "lightning", "monai", "scipy"} & set(sys.modules))
     assert output.stdout == b"\n"
 
 
-def test_every_public_name_of_the_package_exists() -> None:
+def test_every_public_name_of_the_package_exists():
     for name in medconv.__all__:
         assert callable(getattr(medconv, name)), name
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         medconv.no_such_name  # noqa: B018
 
 
-def test_the_convolutions_import_torch_alone() -> None:
-    used: set[str] = set()
+def test_the_convolutions_import_torch_alone():
+    used = set()
     for path in (PACKAGE / "convs").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -158,7 +158,7 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_with_torch_alone_there_are_layers_and_what_training_needs_is_named() -> None:
+def test_with_torch_alone_there_are_layers_and_what_training_needs_is_named():
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     command = [sys.executable, "-c", WITHOUT_HYDRA]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -16,7 +15,7 @@ import medconv
 ROOT = Path(__file__).parent.parent
 
 
-def test_no_link_of_the_readme_is_relative_on_the_package_index(tmp_path: Path) -> None:
+def test_no_link_of_the_readme_is_relative_on_the_package_index(tmp_path):
     shutil.copy(ROOT / "README.md", tmp_path)
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     steps = workflow["jobs"]["build"]["steps"]
@@ -33,7 +32,7 @@ def test_no_link_of_the_readme_is_relative_on_the_package_index(tmp_path: Path) 
     assert after == [(raw if link.startswith("docs/images/") else page) + link for link in before]
 
 
-def test_the_badges_say_what_is_true(tmp_path: Path) -> None:
+def test_the_badges_say_what_is_true(tmp_path):
     subprocess.run([sys.executable, ROOT / "docs/badges.py", tmp_path], check=True)
     expected, drawn = (
         {file.name: file.read_text() for file in folder.glob("badge-*.svg")}
@@ -49,11 +48,11 @@ def test_the_badges_say_what_is_true(tmp_path: Path) -> None:
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 
 
-def yaml_file(name: str) -> Any:
+def yaml_file(name):
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def test_citation_and_zenodo_agree() -> None:
+def test_citation_and_zenodo_agree():
     citation = yaml_file("CITATION.cff")
     zenodo = json.loads((ROOT / ".zenodo.json").read_text())
     for key in ("title", "license", "version", "keywords"):
@@ -62,14 +61,14 @@ def test_citation_and_zenodo_agree() -> None:
     assert zenodo["upload_type"] == citation["type"]
 
 
-def test_all_files_and_the_newest_changes_have_the_version_of_the_package() -> None:
+def test_all_files_and_the_newest_changes_have_the_version_of_the_package():
     newest = re.search(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None and newest[1] == medconv.__version__
     assert yaml_file("CITATION.cff")["version"] == medconv.__version__
     assert yaml_file("conda/recipe.yaml")["context"]["version"] == medconv.__version__
 
 
-def test_the_conda_recipe_has_the_dependencies_of_the_wheel() -> None:
+def test_the_conda_recipe_has_the_dependencies_of_the_wheel():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     recipe = yaml_file("conda/recipe.yaml")
     expected = [conda_name(need) for need in project["project"]["dependencies"]]
@@ -79,14 +78,14 @@ def test_the_conda_recipe_has_the_dependencies_of_the_wheel() -> None:
     assert recipe["build"]["python"]["entry_points"] == [command]
 
 
-def test_every_dependency_of_the_wheel_is_pinned() -> None:
+def test_every_dependency_of_the_wheel_is_pinned():
     pins = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {conda_name(need).split()[0] for need in needs} | {"torch", "matplotlib"}
     assert names - set(CONDA_NAMES.values()) <= pins
 
 
-def conda_name(requirement: str) -> str:
+def conda_name(requirement):
     """`torch>=2.11` -> `pytorch >=2.11`."""
-    name, bounds = re.fullmatch(r"([\w-]+)(.*)", requirement).groups()  # type: ignore[union-attr]
+    name, bounds = re.fullmatch(r"([\w-]+)(.*)", requirement).groups()
     return f"{CONDA_NAMES.get(name, name)} {bounds}"

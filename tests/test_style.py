@@ -12,12 +12,12 @@ CONFIGS = sorted((ROOT / "conf").rglob("*.yaml"))
 FOLDERS = "medconv|tests|scripts|conf|docs|data|experiments"
 
 
-def name(path: Path) -> str:
+def name(path):
     return str(path.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_lines_of_documents_have_at_most_100_characters_except_tables(path: Path) -> None:
+def test_lines_of_documents_have_at_most_100_characters_except_tables(path):
     lines = enumerate(path.read_text().splitlines(), 1)
     long = [
         f"{name(path)}:{number}"
@@ -27,7 +27,7 @@ def test_lines_of_documents_have_at_most_100_characters_except_tables(path: Path
     assert not long, f"over 100 characters: {', '.join(long)}"
 
 
-def test_code_of_the_readme_fits_the_page() -> None:
+def test_code_of_the_readme_fits_the_page():
     """80 characters are the width of the site at 1280 pixels."""
     blocks = re.findall(r"(?ms)^```\w+\n(.*?)^```", (ROOT / "README.md").read_text())
     long = [line for block in blocks for line in block.splitlines() if len(line) > 80]
@@ -35,14 +35,14 @@ def test_code_of_the_readme_fits_the_page() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
-def test_lines_of_configs_have_at_most_110_characters(path: Path) -> None:
+def test_lines_of_configs_have_at_most_110_characters(path):
     lines = enumerate(path.read_text().splitlines(), 1)
     long = [f"{name(path)}:{number}" for number, line in lines if len(line) > 110]
     assert not long, f"over 110 characters: {', '.join(long)}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_files_that_documents_name_exist(path: Path) -> None:
+def test_files_that_documents_name_exist(path):
     text = path.read_text()
     named = set(
         re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]+\.(?:py|yaml|md|sbatch|json|png|svg))\b", text)
@@ -56,7 +56,7 @@ def test_files_that_documents_name_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_modules_that_documents_name_exist(path: Path) -> None:
+def test_modules_that_documents_name_exist(path):
     missing = []
     for dotted in set(re.findall(r"\bmedconv(?:\.[a-z_]\w*)+", path.read_text())):
         parts = dotted.split(".")
@@ -68,7 +68,7 @@ def test_modules_that_documents_name_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_tests_that_documents_name_exist(path: Path) -> None:
+def test_tests_that_documents_name_exist(path):
     """`FILE::test_x`, `test_x`, or `test_x...` for several that begin alike."""
     text = path.read_text()
     sources = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "tests").rglob("*.py")}
@@ -83,12 +83,12 @@ def test_tests_that_documents_name_exist(path: Path) -> None:
     assert not missing, f"{name(path)} names tests that do not exist: {', '.join(missing)}"
 
 
-def _exists(parts: list[str]) -> bool:
+def _exists(parts):
     path = ROOT.joinpath(*parts)
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
-def _defines(parts: list[str], symbol: str) -> bool:
+def _defines(parts, symbol):
     path = ROOT.joinpath(*parts)
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
     return (

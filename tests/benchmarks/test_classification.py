@@ -1,14 +1,12 @@
 """scripts/benchmarks/classification.py: networks are trained on a training set and measured on its test set."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.benchmarks_harness import benchmark
 
 
 @pytest.mark.slow
-def test_classifiers_are_measured_on_the_test_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_classifiers_are_measured_on_the_test_set(monkeypatch, tmp_path):
     """Bright images are of class 1; finished runs are not repeated."""
     arrays, rng = {}, np.random.default_rng(0)
     for part, count in (("train", 24), ("val", 8), ("test", 12)):

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import contest
 
 
-def test_contestants_are_compared_by_means_not_medians() -> None:
+def test_contestants_are_compared_by_means_not_medians():
     cheap, dear = {"seconds": 1.0, "samples": 100}, {"seconds": 3.0, "samples": 100}
     answers = {"a": [cheap, cheap, cheap, dear], "b": [{"seconds": 1.0, "samples": 50}] * 4}
     rows = contest.compared(answers, "b")

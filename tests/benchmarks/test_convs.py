@@ -1,7 +1,6 @@
 """scripts/benchmarks/convs.py and conv_*.py: our convolutions beside those of torch, and their predicted costs."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +9,7 @@ from helpers.benchmarks_harness import ROW_KEYS, benchmark
 from benchmarks import conv_layers, convs
 
 
-def test_our_convolutions_are_timed_beside_those_of_torch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_convolutions_are_timed_beside_those_of_torch(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(convs, "STAGES", {2: [(8, (8, 8))], 3: [(8, (4, 4, 4)), (16, (2, 2, 2))]})
     rows = benchmark(monkeypatch, tmp_path, "convs", "--pairs", "2", "--parts", "stages", "backward")
     assert all(set(row) >= ROW_KEYS for row in rows)
@@ -41,7 +38,7 @@ def test_our_convolutions_are_timed_beside_those_of_torch(
     assert "| nn.Conv |" in capsys.readouterr().out
 
 
-def test_layers_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_layers_are_chosen_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(convs, "STAGES", {2: [(8, (8, 8))]})
     words = ["convs", "--pairs", "1", "--parts", "stages", "--layers"]
     rows = benchmark(monkeypatch, tmp_path, *words, "smooth, throughout")
@@ -50,15 +47,13 @@ def test_layers_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         convs.stages(convs_options(layers=["magic"]))
 
 
-def convs_options(**more: object) -> argparse.Namespace:
+def convs_options(**more):
     parser = argparse.ArgumentParser()
     convs.add_arguments(parser)
     return argparse.Namespace(**{**vars(parser.parse_args([])), **more})
 
 
-def test_predicted_ratios_are_reported_beside_measured_ones(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_predicted_ratios_are_reported_beside_measured_ones(monkeypatch, tmp_path):
     rows = benchmark(monkeypatch, tmp_path, "convs", "--pairs", "1", "--parts", "small")
     thin = [row for row in rows if row["variant"] == "chain of thin layers"]
     assert len(thin) == 4
@@ -66,7 +61,7 @@ def test_predicted_ratios_are_reported_beside_measured_ones(
     assert all(row["by_operations"] < row["predicted"] for row in thin)  # launches and bytes count, too
 
 
-def test_naive_code_computes_the_same_as_torch() -> None:
+def test_naive_code_computes_the_same_as_torch():
     import torch
     from torch import nn
 

@@ -1,7 +1,5 @@
 """scripts/benchmarks/ct_phantom.py: the made CTs hold what a plan has to keep."""
 
-from pathlib import Path
-
 import numpy as np
 
 from benchmarks import ct_phantom
@@ -10,7 +8,7 @@ from medconv.data.datasets.dataset_json import msd
 SHAPE = (160, 160, 96)
 
 
-def test_a_ct_has_a_large_a_thin_and_a_small_structure() -> None:
+def test_a_ct_has_a_large_a_thin_and_a_small_structure():
     image, label = ct_phantom.drawn(0, SHAPE)
     again, _ = ct_phantom.drawn(0, SHAPE)
     assert image.shape == label.shape == SHAPE and image.dtype == np.int16
@@ -22,7 +20,7 @@ def test_a_ct_has_a_large_a_thin_and_a_small_structure() -> None:
     assert abs(np.median(per_slice) - across) < 0.2 * across
 
 
-def test_a_made_folder_is_a_dataset(tmp_path: Path) -> None:
+def test_a_made_folder_is_a_dataset(tmp_path):
     root = ct_phantom.made(tmp_path, (32, 32, 24), count=2)
     dataset = msd(root)
     assert len(dataset.cases) == 2 and dataset.class_names == ct_phantom.CLASSES

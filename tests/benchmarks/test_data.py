@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import tiny
@@ -30,9 +29,7 @@ PEERS = {"nnU-Net": "MEDCONV_NNUNET_PYTHON", "TorchIO": "MEDCONV_TORCHIO_PYTHON"
 
 
 @pytest.mark.parametrize(("part", "ours"), [("loader", "ours"), ("transforms", "ours, batch 2")])
-def test_loaders_and_transforms_take_turns(
-    part: str, ours: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loaders_and_transforms_take_turns(part, ours, monkeypatch, tmp_path, capsys):
     peers_are_forked(monkeypatch)
     arguments = ["--parts", part, "--sets", "small", *TINY, *SHORT]
     rows = benchmark(monkeypatch, tmp_path, "data", *arguments)
@@ -51,9 +48,7 @@ def test_loaders_and_transforms_take_turns(
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_runs_in_its_own_environment(
-    peer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_peer_runs_in_its_own_environment(peer, monkeypatch, tmp_path):
     python = os.environ.get(PEERS[peer])
     if not python:
         pytest.skip(f"{PEERS[peer]} names no python that has {peer}")
@@ -69,7 +64,7 @@ def test_a_peer_runs_in_its_own_environment(
         assert set(peer_rows[-1]["parts"]) == {"fingerprint", "plan", "preprocess"}
 
 
-def test_preparing_is_timed_per_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_preparing_is_timed_per_case(monkeypatch, tmp_path):
     peers_are_forked(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "data", cases=3)
     scratch = tmp_path / "scratch"
@@ -89,7 +84,7 @@ def test_preparing_is_timed_per_case(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert not list(scratch.glob("*/patch16x16x16/tmp*"))  # the timed preparation is deleted
 
 
-def test_every_format_is_written_and_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_format_is_written_and_read(monkeypatch, tmp_path):
     rows = {
         row["variant"]: row
         for row in benchmark(monkeypatch, tmp_path, "data", "--parts", "store", *LARGE, *SHORT)
@@ -101,9 +96,7 @@ def test_every_format_is_written_and_read(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert rows["npy float16"]["MB"] == pytest.approx((voxels * 2 + 128) / 1e6)
 
 
-def test_reading_a_patch_from_the_store_is_timed_beside_whole_volumes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_reading_a_patch_from_the_store_is_timed_beside_whole_volumes(monkeypatch, tmp_path):
     arguments = ["--parts", "read", "--sets", "small", "large", *TINY, *LARGE, *SHORT]
     rows = benchmark(monkeypatch, tmp_path, "data", *arguments)
     assert len(rows) == 8 and all(set(row) >= KEYS | {"cold_seconds"} for row in rows)
@@ -133,9 +126,7 @@ def test_reading_a_patch_from_the_store_is_timed_beside_whole_volumes(
         (["--parts", "lunch"], "invalid choice: 'lunch'"),
     ],
 )
-def test_impossible_options_are_refused(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_options_are_refused(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "data", *arguments])
     with pytest.raises(SystemExit) as end:
         main()

@@ -1,7 +1,6 @@
 """scripts/benchmarks/datasets.py: generated cases, and a dataset of the user's own, in nnU-Net's layout."""
 
 import json
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -12,7 +11,7 @@ from benchmarks import datasets
 from benchmarks.peers import serving
 
 
-def test_generated_cases_are_reproducible_and_written_once(tmp_path: Path) -> None:
+def test_generated_cases_are_reproducible_and_written_once(tmp_path):
     arguments = (tmp_path, "Small", 1, (12, 20, 16), 2, (1.0, 1.0, 2.0), "CT")
     raw = datasets.generated(*arguments)
     image, label = datasets.volume((12, 20, 16), 1, "CT")
@@ -24,7 +23,7 @@ def test_generated_cases_are_reproducible_and_written_once(tmp_path: Path) -> No
     assert (raw / "imagesTr/case000_0000.nii.gz").stat().st_mtime_ns == before
 
 
-def test_a_decathlon_dataset_is_linked_not_copied(tmp_path: Path) -> None:
+def test_a_decathlon_dataset_is_linked_not_copied(tmp_path):
     root = tiny.write_dataset(tmp_path / "tiny", cases=4)
     raw = datasets.linked(tmp_path / "scratch", 1, root, 3)
     assert len(list((raw / "imagesTr").iterdir())) == len(serving.files(raw)) == 3
@@ -36,7 +35,7 @@ def test_a_decathlon_dataset_is_linked_not_copied(tmp_path: Path) -> None:
         datasets.linked(tmp_path / "other", 1, root, 3)
 
 
-def test_an_nnunet_dataset_is_linked_as_well(tmp_path: Path) -> None:
+def test_an_nnunet_dataset_is_linked_as_well(tmp_path):
     root = datasets.generated(tmp_path / "generated", "Organ", 5, (8, 8, 8), 3, (1, 1, 1), "MR")
     raw = datasets.linked(tmp_path / "scratch", 1, root, 2)
     linked = sorted((raw / "imagesTr").iterdir())

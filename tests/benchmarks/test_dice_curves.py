@@ -1,7 +1,6 @@
 """scripts/benchmarks/dice_curves.py: the chart of Dice over training time."""
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from benchmarks import dice_curves
 
 
-def test_the_dice_axis_is_logarithmic_in_its_distance_from_one(tmp_path: Path) -> None:
+def test_the_dice_axis_is_logarithmic_in_its_distance_from_one(tmp_path):
     curves = [
         dice_curves.Curve("a <b>", ((10, 0.0), (100, 0.9), (1000, 0.99)), 0.99),
         dice_curves.Curve("c_$1", ((10, 0.5), (1000, 0.8)), 0.8),
@@ -28,19 +27,19 @@ def test_the_dice_axis_is_logarithmic_in_its_distance_from_one(tmp_path: Path) -
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
     assert x2 > x0 > 0 and y0 > y2 > 0
 
-    def colour(line: ElementTree.Element) -> str:
+    def colour(line):
         return re.search(r"stroke: (#\w+)", line.attrib["style"])[1]
 
     assert colour(first) == colour(third) != colour(second)
 
 
-def test_the_same_curves_give_the_same_chart(tmp_path: Path) -> None:
+def test_the_same_curves_give_the_same_chart(tmp_path):
     curves = [dice_curves.Curve("a", ((0.0, 1.0),), 1.0)]  # at the ends of both axes
     for name in ("p.svg", "q.svg"):
         dice_curves.draw(curves, tmp_path / name, "title")
     assert (tmp_path / "p.svg").read_bytes() == (tmp_path / "q.svg").read_bytes()
 
 
-def test_a_chart_without_curves_is_refused(tmp_path: Path) -> None:
+def test_a_chart_without_curves_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no curve to draw yet"):
         dice_curves.draw([], tmp_path / "q.svg", "nothing")

@@ -1,13 +1,10 @@
 """scripts/benchmarks/evaluation.py: our metrics beside MONAI's."""
 
-from pathlib import Path
-
-import pytest
 from helpers import tiny
 from helpers.benchmarks_harness import ROW_KEYS, benchmark
 
 
-def test_our_metrics_are_timed_beside_those_of_monai(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_our_metrics_are_timed_beside_those_of_monai(monkeypatch, tmp_path):
     labels = tiny.write_dataset(tmp_path / "tiny") / "labelsTr"
     arguments = ["--labels", str(labels), "--pairs", "1", "--shape", "24", "20", "16"]
     rows = benchmark(monkeypatch, tmp_path, "evaluation", *arguments)

@@ -1,14 +1,9 @@
 """scripts/benchmarks/fault_tolerance.py: what checkpoints and checks add to a training step."""
 
-from pathlib import Path
-
-import pytest
 from helpers.benchmarks_harness import ROW_KEYS, benchmark
 
 
-def test_fault_tolerance_is_timed_beside_a_training_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_fault_tolerance_is_timed_beside_a_training_step(monkeypatch, tmp_path):
     rows = benchmark(
         monkeypatch,
         tmp_path,

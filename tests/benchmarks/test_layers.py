@@ -1,12 +1,9 @@
 """scripts/benchmarks/layers.py: our layers beside the library's."""
 
-from pathlib import Path
-
-import pytest
 from helpers.benchmarks_harness import benchmark
 
 
-def test_our_layers_are_timed_beside_those_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_our_layers_are_timed_beside_those_of_torch(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.layers.STAGES", [(32, (4, 4, 4))])
     monkeypatch.setattr("benchmarks.layers.CLASSES", [(3, (4, 4, 4))])
     rows = benchmark(monkeypatch, tmp_path, "layers", "--pairs", "2")

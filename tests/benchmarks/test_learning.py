@@ -1,7 +1,6 @@
 """scripts/benchmarks/learning.py: trainings are compared case by case."""
 
 import json
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -11,7 +10,7 @@ from helpers.benchmarks_harness import benchmark, commands_in_this_process
 from benchmarks import learning
 
 
-def test_trainings_are_compared_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
     commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
     arguments = [
@@ -42,12 +41,12 @@ def test_trainings_are_compared_case_by_case(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize("cases", ["9", "0", "few"])
-def test_more_cases_than_the_training_set_has_are_refused(cases: str, tmp_path: Path) -> None:
+def test_more_cases_than_the_training_set_has_are_refused(cases, tmp_path):
     with pytest.raises(ValueError, match=f"--cases must be `all` or numbers from 1 to 8, got {cases}"):
         learning._write_splits(tiny.write_dataset(tmp_path / "data", cases=10), cases, 1, tmp_path, None)
 
 
-def test_cases_of_a_patient_stay_together(tmp_path: Path) -> None:
+def test_cases_of_a_patient_stay_together(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
     learning._write_splits(dataset, "all", 2, tmp_path, r"case_(?=[02468]$)|\w+")
     splits = json.loads((tmp_path / "splits-all.json").read_text())
@@ -57,7 +56,7 @@ def test_cases_of_a_patient_stay_together(tmp_path: Path) -> None:
     assert even <= held_out or not even & held_out
 
 
-def test_paired_differences_are_over_the_seeds_of_both() -> None:
+def test_paired_differences_are_over_the_seeds_of_both():
     plain = {0: {"a": 0.5, "b": 0.6}, 1: {"a": 0.5, "b": 0.7}}
     other = {0: {"a": 0.6, "b": 0.7}, 2: {"a": 0.0, "b": 0.0}}
     assert learning.paired(other, plain) == (None, None, pytest.approx(0.1))  # one seed has no interval

@@ -6,7 +6,7 @@ from torch import nn
 from benchmarks.memory import LiveTensors, step_memory
 
 
-def test_live_tensors_are_counted_to_the_byte() -> None:
+def test_live_tensors_are_counted_to_the_byte():
     weight = torch.ones(100, requires_grad=True)
     with LiveTensors() as live:
         kept = weight * 2  # 400 bytes
@@ -21,7 +21,7 @@ def test_live_tensors_are_counted_to_the_byte() -> None:
     assert live.bytes_alive() == 0
 
 
-def test_saved_bytes_are_what_a_backward_pass_needs() -> None:
+def test_saved_bytes_are_what_a_backward_pass_needs():
     layer, x = nn.Linear(8, 8, bias=False), torch.randn(16, 8)
     forward = lambda: layer(x).relu().sum()  # noqa: E731
     memory = step_memory(forward, lambda: forward().backward(), x.device)

@@ -36,12 +36,12 @@ needs_nnunet = pytest.mark.skipif(
 )
 
 
-def parameters(features: list[int], classes: int, dims: int, biases: bool, heads: int) -> int:
+def parameters(features, classes, dims, biases, heads):
     """Of a U-Net with two 3-kernels per stage, affine norms, transposed 2-kernels up, and `heads` coarse
     to fine.
     """
 
-    def convolution(into: int, out: int) -> int:
+    def convolution(into, out):
         return into * out * 3**dims + out * (3 if biases else 2)
 
     total = sum(convolution(a, b) + convolution(b, b) for a, b in zip([1, *features], features, strict=False))
@@ -56,7 +56,7 @@ def parameters(features: list[int], classes: int, dims: int, biases: bool, heads
 
 
 @pytest.mark.parametrize("patch", [["8", "8", "12"], ["8", "12"]])
-def test_dynunet_takes_a_step_on_request(patch: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynunet_takes_a_step_on_request(patch, monkeypatch):
     peers_are_forked(monkeypatch)
     with PeerProcess(sys.executable, [*DYNUNET, *TINY, "--patch", *patch], limit_s=300) as peer:
         assert peer.about["parameters"] == parameters([4, 8, 16], 3, len(patch), biases=False, heads=1)
@@ -92,9 +92,7 @@ def test_nnunet_takes_its_own_training_step(patch: list[str]) -> None:
     assert peer._process.returncode == 0
 
 
-def test_nnunet_runs_with_default_settings_in_temporary_folders(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nnunet_runs_with_default_settings_in_temporary_folders(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "environ", {"nnUNet_compile": "f", "nnUNet_raw": "/mine", "HOME": "/home"})
     nnunet_step._set_environment(tmp_path)
     assert os.environ.pop("HOME") == "/home" and set(os.environ) == {
@@ -105,7 +103,7 @@ def test_nnunet_runs_with_default_settings_in_temporary_folders(
     assert all(Path(folder).parent == tmp_path for folder in os.environ.values())
 
 
-def test_a_patch_that_the_stages_do_not_divide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_that_the_stages_do_not_divide_is_refused(monkeypatch):
     peers_are_forked(monkeypatch)
     with pytest.raises(ValueError, match=r"--patch needs 2 or 3 sizes that 4 divides.*got \[8, 6\]"):
         PeerProcess(sys.executable, [*DYNUNET, *TINY, "--patch", "8", "6"], limit_s=300).__enter__()

@@ -1,15 +1,10 @@
 """scripts/benchmarks/prediction.py: cases one after another, and streamed."""
 
-from pathlib import Path
-
-import pytest
 from helpers import tiny
 from helpers.benchmarks_harness import ROW_KEYS, benchmark
 
 
-def test_streamed_prediction_is_timed_beside_serial_prediction(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_streamed_prediction_is_timed_beside_serial_prediction(monkeypatch, tmp_path):
     dataset = tiny.write_dataset(tmp_path / "tiny")
     tiny.train(dataset, tmp_path / "run", "trainer.max_steps=1")
     arguments = [

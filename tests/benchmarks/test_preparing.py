@@ -7,7 +7,7 @@ import pytest
 from benchmarks import preparing
 
 
-def test_each_step_has_a_row_and_the_reference_has_a_ratio_of_one() -> None:
+def test_each_step_has_a_row_and_the_reference_has_a_ratio_of_one():
     parser = argparse.ArgumentParser()
     preparing.add_arguments(parser)
     rows = preparing.run(parser.parse_args(["--shape", "64", "48", "40", "--rounds", "2"]))

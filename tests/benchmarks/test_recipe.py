@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -24,7 +23,7 @@ from medconv.training.callbacks.time_budget import TimeBudget
 SMALL = [o for o in tiny.SMALL if not o.startswith(("trainer.max_steps", "data.num_folds"))]
 
 
-def arguments(tmp_path: Path, *contestants: str, minutes: str = "0.1") -> list[str]:
+def arguments(tmp_path, *contestants, minutes="0.1"):
     dataset = tmp_path / "data"
     if not dataset.exists():
         tiny.write_dataset(dataset, cases=10)
@@ -33,7 +32,7 @@ def arguments(tmp_path: Path, *contestants: str, minutes: str = "0.1") -> list[s
     return [*words, "--contestants", *contestants, "--set", *SMALL]
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+def refused(monkeypatch, capsys, *options):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", *options])
     with pytest.raises(SystemExit) as end:
         main()
@@ -42,9 +41,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.slow
-def test_contestants_train_for_the_same_time_on_the_same_cases(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_contestants_train_for_the_same_time_on_the_same_cases(monkeypatch, tmp_path, capsys):
     drawn = tmp_path / "recipe.svg"
     options = [*arguments(tmp_path, "medconv", "dynunet"), "--plot", str(drawn)]
     rows = benchmark(monkeypatch, tmp_path, *options)
@@ -73,11 +70,11 @@ def test_contestants_train_for_the_same_time_on_the_same_cases(
     assert "result.json was made with other settings (seed: 0, asked for now: 1)" in error
 
 
-def file_times(folder: Path) -> dict[Path, int]:
+def file_times(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def check_result(row: dict, folder: Path, val: set[str]) -> None:
+def check_result(row, folder, val):
     """The curve is over one case, its end over all; the Dice is that of the label maps."""
     *_, last = curve = row["curve"]
     assert len(curve) == 2 and all(point["cases"] == 1 for point in curve)
@@ -100,7 +97,7 @@ def check_result(row: dict, folder: Path, val: set[str]) -> None:
     assert [path.stem for path in (folder / "snapshots").iterdir()] == [f"{len(curve) - 1:02d}"]
 
 
-def test_nnunet_can_be_a_contestant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nnunet_can_be_a_contestant(monkeypatch, tmp_path):
     python = os.environ.get("MEDCONV_NNUNET_PYTHON")
     if not python:
         pytest.skip("MEDCONV_NNUNET_PYTHON names no python that has nnU-Net")
@@ -117,9 +114,7 @@ def test_nnunet_can_be_a_contestant(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert len(predicted) == 2 and row["steps"] >= 1
 
 
-def test_a_failed_contestant_is_named_with_its_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_contestant_is_named_with_its_error(monkeypatch, tmp_path, capsys):
     command = (sys.executable, "-c", "raise SystemExit('error: no memory is left')")
     monkeypatch.setattr(recipe, "_command", lambda *_: command)
     error = refused(monkeypatch, capsys, *arguments(tmp_path, "medconv"))
@@ -128,9 +123,7 @@ def test_a_failed_contestant_is_named_with_its_error(
     assert "Traceback" not in error
 
 
-def test_impossible_options_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_options_are_refused(monkeypatch, tmp_path, capsys):
     options = arguments(tmp_path, "medconv")
     for more, expected in {
         ("--cores", "99"): r"--cores must be some of [\d,]+, got 99",
@@ -145,14 +138,14 @@ def test_impossible_options_are_refused(
         assert re.search(expected, refused(monkeypatch, capsys, *options, *more))
 
 
-def test_the_split_equals_that_of_nnunet(tmp_path: Path) -> None:
+def test_the_split_equals_that_of_nnunet(tmp_path):
     """Expected: `generate_crossval_split` of nnU-Net 2.8.1 for ten sorted ids, seed 12345, five folds."""
     root = tiny.write_dataset(tmp_path / "data", cases=10)
     train, val = split_fold(auto(root).cases, 0, 5)
     assert [case.id for case in val] == ["case_0", "case_7"] and len(train) == 8
 
 
-def test_excluded_time_does_not_count_against_the_budget() -> None:
+def test_excluded_time_does_not_count_against_the_budget():
     clock = ManualClock()
     budget = TimeBudget(10.0, clock=clock)
     loops = SimpleNamespace(epoch_loop=None)
@@ -165,7 +158,7 @@ def test_excluded_time_does_not_count_against_the_budget() -> None:
     assert budget.state_dict()["spent"] == pytest.approx(2.0)
 
 
-def test_snapshots_are_denser_early() -> None:
+def test_snapshots_are_denser_early():
     seconds = recipe.times(1200, 10)
     assert len(seconds) == 9 and seconds[0] == pytest.approx(40) and seconds[-1] < 1200
     steps = np.diff(seconds)
@@ -173,7 +166,7 @@ def test_snapshots_are_denser_early() -> None:
     assert recipe.times(60, 1) == []
 
 
-def test_rows_of_earlier_calls_are_drawn_too(tmp_path: Path) -> None:
+def test_rows_of_earlier_calls_are_drawn_too(tmp_path):
     row = {
         "variant": "a",
         "curve": [{"seconds": 10, "dice": 0.5}, {"seconds": 20, "dice": None}],
@@ -189,7 +182,7 @@ def test_rows_of_earlier_calls_are_drawn_too(tmp_path: Path) -> None:
             recipe._earlier([tmp_path / name])
 
 
-def test_cases_of_a_patient_are_on_the_same_side_of_the_split(tmp_path: Path) -> None:
+def test_cases_of_a_patient_are_on_the_same_side_of_the_split(tmp_path):
     tiny.write_dataset(tmp_path / "data", cases=15)  # case_1 and case_11 are of one patient
     words = [*arguments(tmp_path, "medconv"), "--group-pattern", r"\d$"]
     parser = argparse.ArgumentParser()

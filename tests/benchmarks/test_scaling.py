@@ -1,7 +1,5 @@
 """scripts/benchmarks/scaling.py: the samples per second of the real command, and efficiency."""
 
-from pathlib import Path
-
 import pytest
 from helpers import tiny
 from helpers.benchmarks_harness import benchmark, commands_in_this_process
@@ -9,7 +7,7 @@ from helpers.benchmarks_harness import benchmark, commands_in_this_process
 from benchmarks import scaling
 
 
-def test_scaling_runs_the_real_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_scaling_runs_the_real_command(monkeypatch, tmp_path):
     commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "tiny")
     settings = [o for o in tiny.overrides(dataset) if "max_steps" not in o]
@@ -19,9 +17,7 @@ def test_scaling_runs_the_real_command(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert row["samples_per_second"] > 0
 
 
-def test_efficiency_is_the_speed_up_over_the_number_of_devices(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_efficiency_is_the_speed_up_over_the_number_of_devices(monkeypatch, tmp_path):
     monkeypatch.setattr(scaling, "_speed", lambda devices, folder, options: {1: 10.0, 2: 15.0}[devices])
     one, two = benchmark(monkeypatch, tmp_path, "scaling", "--pairs", "2")
     assert (one["efficiency"], two["efficiency"]) == (1, pytest.approx(0.75))

@@ -1,7 +1,6 @@
 """scripts/benchmarks/step.py at tiny sizes: presets, switches and peers in one run."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.benchmarks_harness import benchmark, peers_are_forked
@@ -9,9 +8,7 @@ from helpers.benchmarks_harness import benchmark, peers_are_forked
 from benchmark import main
 
 
-def test_presets_and_the_peer_are_timed_beside_the_reference(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_presets_and_the_peer_are_timed_beside_the_reference(monkeypatch, tmp_path, capsys):
     peers_are_forked(monkeypatch)
     sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "2"]
     rows = {row["variant"]: row for row in benchmark(monkeypatch, tmp_path, "step", *sizes)}
@@ -35,9 +32,7 @@ def test_presets_and_the_peer_are_timed_beside_the_reference(
     assert "| perf=reference |" in capsys.readouterr().out
 
 
-def test_nnunet_needs_its_own_python(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nnunet_needs_its_own_python(monkeypatch, capsys):
     tiny_sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "1"]
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "step", *tiny_sizes, "--peers", "nnunet"])
     with pytest.raises(SystemExit) as end:

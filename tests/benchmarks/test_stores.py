@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from benchmarks import stores
 
 @pytest.mark.parametrize("name", stores.formats())
 @pytest.mark.parametrize("start", [(0, 0, 0), (31, 32, 1), (49, 41, 20)])
-def test_a_box_across_blocks_or_at_the_edge_is_read_back(
-    name: str, start: tuple[int, int, int], tmp_path: Path
-) -> None:
+def test_a_box_across_blocks_or_at_the_edge_is_read_back(name, start, tmp_path):
     seed = [*name.encode(), *start]  # reused memory must not hold the expected values
     array = np.random.default_rng(seed).normal(size=(2, 70, 65, 40)).astype(np.float32)
     format = stores.formats()[name]
@@ -27,13 +24,11 @@ def test_a_box_across_blocks_or_at_the_edge_is_read_back(
     )
 
 
-def test_files_are_written_to_disk_before_their_pages_are_dropped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_files_are_written_to_disk_before_their_pages_are_dropped(monkeypatch, tmp_path):
     """Only the calls are checked: the system may keep the pages all the same."""
-    calls: list[tuple[Any, ...]] = []
+    calls = []
 
-    def name(descriptor: int) -> str:
+    def name(descriptor):
         return Path(f"/proc/self/fd/{descriptor}").readlink().name
 
     monkeypatch.setattr(stores.os, "fsync", lambda descriptor: calls.append(("fsync", name(descriptor))))

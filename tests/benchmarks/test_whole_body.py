@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from benchmark import main
 from benchmarks import whole_body
 
 
-def test_both_ways_predict_the_same(tmp_path: Path) -> None:
+def test_both_ways_predict_the_same(tmp_path):
     """Up to what another resampling of the image changes; the air around the body is at odds nowhere."""
     image = whole_body._ct(tmp_path / "ct.nii.gz", size=64, slices=40)
     ours = whole_body._with_medconv(image, 5, 0.0)
@@ -23,7 +22,7 @@ def test_both_ways_predict_the_same(tmp_path: Path) -> None:
     assert (ours == monais).mean() > 0.7
 
 
-def test_nnunet_predicts_the_same(tmp_path: Path) -> None:
+def test_nnunet_predicts_the_same(tmp_path):
     python = os.environ.get("MEDCONV_NNUNET_PYTHON")
     if not python:
         pytest.skip("MEDCONV_NNUNET_PYTHON names no python that has nnU-Net")
@@ -35,16 +34,14 @@ def test_nnunet_predicts_the_same(tmp_path: Path) -> None:
     assert (ours == np.load(labels)).mean() > 0.7
 
 
-def test_nnunet_needs_its_own_python(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nnunet_needs_its_own_python(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "whole_body", "--peers", "nnunet"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1 and "--peers nnunet needs --nnunet-python" in capsys.readouterr().err
 
 
-def test_time_and_memory_of_a_process_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_time_and_memory_of_a_process_are_measured(monkeypatch, tmp_path):
     """Without the peers, whose logits would be too large."""
     processes_are_forked(monkeypatch)
     arguments = ["--size", "48", "--slices", "40", "--classes", "40", "--peer-gib", "0.01"]

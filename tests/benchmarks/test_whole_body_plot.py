@@ -1,11 +1,9 @@
 """scripts/benchmarks/whole_body_plot.py: a chart of rows."""
 
-from pathlib import Path
-
 from benchmarks import whole_body_plot
 
 
-def test_every_variant_has_a_line_in_every_panel(tmp_path: Path) -> None:
+def test_every_variant_has_a_line_in_every_panel(tmp_path):
     rows = [
         {"variant": variant, "voxels": voxels, "classes": classes, "seconds": 1.0 + classes, "peak_gib": 0.5}
         for variant in ("ours", "theirs")

@@ -1,12 +1,11 @@
 """scripts/benchmarks/workers.py: memory of loader workers, at tiny sizes."""
 
 import argparse
-from pathlib import Path
 
 from benchmarks import workers
 
 
-def test_rows_hold_the_memory_of_workers_and_its_bound(tmp_path: Path) -> None:
+def test_rows_hold_the_memory_of_workers_and_its_bound(tmp_path):
     parser = argparse.ArgumentParser()
     workers.add_arguments(parser)
     options = (

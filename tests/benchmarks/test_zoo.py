@@ -1,7 +1,6 @@
 """scripts/benchmarks/zoo.py: real trainings of defaults, of plans by hand and of another checkout; its table."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ QUICK = [
 ]
 
 
-def test_both_checkouts_train_in_the_same_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_both_checkouts_train_in_the_same_minutes(monkeypatch, tmp_path):
     processes_are_forked(monkeypatch)
     arguments = [
         "zoo",
@@ -38,8 +37,8 @@ def test_both_checkouts_train_in_the_same_minutes(monkeypatch: pytest.MonkeyPatc
     assert [row["steps"] for row in again] == [row["steps"] for row in rows]  # finished ones are kept
 
 
-def test_the_table_has_medians_and_paired_differences() -> None:
-    def row(side: str, seed: int, dice: float) -> dict:
+def test_the_table_has_medians_and_paired_differences():
+    def row(side, seed, dice):
         about = {"set": "acdc", "minutes": 10.0, "seed": seed, "hardware": "CPU", "cores": 2}
         grid = {"spacing_mm": "1.5 x 1.5", "patch_size": "224 x 256", "published": "nnU-Net: .913"}
         return {**about, **grid, "score": "val/dice", "variant": side, "dice": dice, "steps": 100 + seed}
@@ -50,7 +49,7 @@ def test_the_table_has_medians_and_paired_differences() -> None:
     assert "| acdc | 10 | other | 2 | 0.7700 | -9.00 ± 12.71 | 100 | 1.5 x 1.5, 224 x 256 |  |" in text
 
 
-def test_the_frames_of_a_patient_stay_together() -> None:
+def test_the_frames_of_a_patient_stay_together():
     names = [f"patient{n:03}_frame{k:02}" for n in range(12) for k in (1, 12)]
     folds = zoo_sets.by_patient(names)
     assert sorted(name for fold in folds for name in fold["val"]) == names
@@ -59,12 +58,12 @@ def test_the_frames_of_a_patient_stay_together() -> None:
         assert not patients["train"] & patients["val"] and len(fold["train"]) + len(fold["val"]) == 24
 
 
-def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no checkout of medconv, there is no train.py"):
         zoo.run(argparse.Namespace(against=tmp_path))
 
 
-def test_pictures_are_the_same_for_the_same_seed() -> None:
+def test_pictures_are_the_same_for_the_same_seed():
     (picture, mask), (again, _) = pictures.drawn(3), pictures.drawn(3)
     assert picture.shape == (584, 565, 3) and picture.dtype == mask.dtype == np.uint8
     assert np.array_equal(picture, again) and set(np.unique(mask)) == {0, 255}
@@ -73,7 +72,7 @@ def test_pictures_are_the_same_for_the_same_seed() -> None:
     assert green[mask > 0].mean() < green[(mask == 0) & (picture.sum(-1) > 60)].mean() - 5  # darker vessels
 
 
-def test_every_second_radiograph_has_a_nodule(tmp_path: Path) -> None:
+def test_every_second_radiograph_has_a_nodule(tmp_path):
     folder = radiographs.made(tmp_path, count=2)
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png")) == [
         "healthy/000.png",
@@ -84,7 +83,7 @@ def test_every_second_radiograph_has_a_nodule(tmp_path: Path) -> None:
     assert np.array_equal(picture, radiographs.drawn(1))
 
 
-def test_keys_are_called_as_in_the_checkout(tmp_path: Path) -> None:
+def test_keys_are_called_as_in_the_checkout(tmp_path):
     (tmp_path / "conf/data").mkdir(parents=True)
     (tmp_path / "conf/data/base.yaml").write_text("root: null\ncache: data/prepared\n")
     settings = ["data=msd", "data.root=x", "data.cache_dir=y", "data.splits_file=z"]
@@ -92,7 +91,7 @@ def test_keys_are_called_as_in_the_checkout(tmp_path: Path) -> None:
     assert zoo._as_called_there(tmp_path, settings)[2:] == ["data.cache=y", "data.splits=z"]
 
 
-def test_few_training_cases_leave_the_validation_as_it_is() -> None:
+def test_few_training_cases_leave_the_validation_as_it_is():
     names = [f"la_{n:03}" for n in range(80)]
     (few,) = zoo_sets.few_cases(names, 8)
     (all_cases,) = zoo_sets.few_cases(names, 64)
@@ -100,13 +99,13 @@ def test_few_training_cases_leave_the_validation_as_it_is() -> None:
     assert few["val"] == all_cases["val"] and len(few["val"]) == 16
 
 
-def test_the_score_of_a_classifier_is_its_auc() -> None:
+def test_the_score_of_a_classifier_is_its_auc():
     assert zoo.score_of({"val/dice": 0.9, "val/dice_per_class": {}}) == "val/dice"
     assert zoo.score_of({"val/dice": None, "val/auc": 0.8}) == "val/auc"
 
 
 @pytest.mark.slow
-def test_plans_by_hand_stand_beside_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plans_by_hand_stand_beside_the_default(monkeypatch, tmp_path):
     arguments = ["zoo", "--sets", "phantom2d", "--plans", "--minutes", "0.03", "--output", str(tmp_path)]
     rows = benchmark(
         monkeypatch, tmp_path, *arguments, "--set", "data.num_workers=0", "trainer.accelerator=cpu"
@@ -118,7 +117,7 @@ def test_plans_by_hand_stand_beside_the_default(monkeypatch: pytest.MonkeyPatch,
     assert len({row["spacing_mm"] for row in rows[1:]}) == len(zoo.COARSER)
 
 
-def test_a_set_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_set_that_is_not_there_is_named(tmp_path):
     options = argparse.Namespace(sets=["la2018"], root=tmp_path)
     with pytest.raises(ValueError, match=r"no LA2018 there; --root names the folder"):
         zoo._chosen(options)

@@ -16,7 +16,7 @@ COMPLETIONS = {
 
 
 @pytest.mark.parametrize("line", COMPLETIONS)
-def test_a_typed_line_is_completed_without_torch(line: str) -> None:
+def test_a_typed_line_is_completed_without_torch(line):
     all_ended = in_turn(*((line, "-sc", "query=bash") for line in COMPLETIONS), line=True)
     ended = all_ended[list(COMPLETIONS).index(line)]
     assert (ended.code, ended.err, ended.loaded) == (0, "", [])

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.errors import HydraException
@@ -22,12 +20,11 @@ from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.signals import RunInterrupted
 
 
-def of_medconv(body: str, **names: Any) -> Callable[[], int]:
+def of_medconv(body, **names):
     """A function as if it were defined in a file of medconv."""
     file = Path(entrypoint.__file__).with_name("broken.py")
     exec(compile(f"def broken():\n    {body}", file, "exec"), names)
-    function: Callable[[], int] = names["broken"]
-    return function
+    return names["broken"]
 
 
 @pytest.mark.parametrize(
@@ -90,31 +87,29 @@ def of_medconv(body: str, **names: Any) -> Callable[[], int]:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
-def test_every_error_has_its_exit_code(
-    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_error_has_its_exit_code(error, code, message, capsys):
     assert guard(of_medconv("raise error", error=error)) == code
     assert capsys.readouterr().err == message
 
 
-def test_error_classes_that_are_named_as_text_exist() -> None:
+def test_error_classes_that_are_named_as_text_exist():
     for module, name in (*entrypoint.USER_ERRORS, entrypoint.PEER_LOST):
         assert issubclass(getattr(importlib.import_module(module), name), BaseException)
 
 
-def test_a_bug_shows_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_shows_a_traceback(capsys):
     assert guard(of_medconv("raise AssertionError('ours')")) == BUG
     shown = capsys.readouterr().err
     assert "Traceback" in shown and shown.endswith("please report it with the lines above\n")
 
 
-def test_a_file_that_medconv_itself_lacks_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_medconv_itself_lacks_is_a_bug(capsys):
     own = Path(entrypoint.__file__).with_name("absent.html")
     assert guard(of_medconv("open(own)", own=own)) == BUG
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_that_leads_nowhere_is_named(tmp_path, capsys):
     """The system says that it exists, or of a file below it, that it does not."""
     link = tmp_path / "runs"
     link.symlink_to("nowhere")
@@ -125,10 +120,10 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == f"error: {below}: {link} is a link to nowhere, which does not exist\n"
 
 
-def test_an_error_in_own_code_is_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_own_code_is_the_users(capsys):
     """Of the code itself, or of a library that it called; not what medconv does below it."""
 
-    def own() -> int:
+    def own():
         return importlib.import_module("nowhere").number
 
     line = f"error: {__file__}, line {own.__code__.co_firstlineno + 1}: "
@@ -138,7 +133,7 @@ def test_an_error_in_own_code_is_the_users(capsys: pytest.CaptureFixture[str]) -
     assert guard(lambda: of_medconv("raise KeyError('ours')")()) == BUG
     capsys.readouterr()
 
-    def wrong() -> int:
+    def wrong():
         return int("a word")
 
     assert guard(of_medconv("callback()", callback=wrong)) == USER
@@ -146,14 +141,14 @@ def test_an_error_in_own_code_is_the_users(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_folder_without_access_is_one_error(capsys: pytest.CaptureFixture[str], number: int) -> None:
-    def refused() -> int:
+def test_a_folder_without_access_is_one_error(capsys, number):
+    def refused():
         raise OSError(number, os.strerror(number), "runs/x")
 
     assert guard(refused) == USER
     assert capsys.readouterr().err == f"error: runs/x: no access ({os.strerror(number)})\n"
 
-    def blocked() -> int:
+    def blocked():
         Path("/sys/medconv").mkdir()  # which nobody may create
         return DONE
 
@@ -164,7 +159,7 @@ def test_a_folder_without_access_is_one_error(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("lines", "code"), [(1, DONE), (100_000, USER)], ids=["in the buffer", "more than the buffer holds"]
 )
-def test_a_closed_pipe_is_not_a_bug(lines: int, code: int) -> None:
+def test_a_closed_pipe_is_not_a_bug(lines, code):
     """As in `medconv --help | head -1`."""
     script = f"import sys; from medconv.cli.entrypoint import guard; sys.exit(guard(lambda: print('x\\n' * {lines}) or 0))"
     reading, writing = os.pipe()
@@ -181,6 +176,6 @@ def test_a_closed_pipe_is_not_a_bug(lines: int, code: int) -> None:
     assert (ended.returncode, ended.stderr) == (code, "")
 
 
-def test_another_broken_pipe_is_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_broken_pipe_is_a_bug(capfd):
     assert guard(of_medconv("raise BrokenPipeError(32, 'Broken pipe')")) == BUG
     assert "Traceback" in capfd.readouterr().err

@@ -13,17 +13,13 @@ from helpers.label_maps import folders, label_of, save_spaced, with_names
 from medconv.cli import evaluate
 
 
-def run_main(
-    monkeypatch: pytest.MonkeyPatch, predictions: Path, references: Path, output: Path, *options: object
-) -> int:
+def run_main(monkeypatch, predictions, references, output, *options):
     monkeypatch.setattr("medconv.cli.evaluate.start_logging", lambda: None)
     folders = ["--predictions", predictions, "--references", references]
     return tiny.call(monkeypatch, "evaluate", *folders, "--output", output, *options)
 
 
-def test_the_command_prints_a_table_and_writes_the_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_table_and_writes_the_results(tmp_path, monkeypatch, capsys):
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     output = tmp_path / "metrics.json"
     assert run_main(monkeypatch, predictions, references, output) == 0
@@ -43,9 +39,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert "error: --references " in capsys.readouterr().err
 
 
-def test_scores_of_training_cases_are_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_of_training_cases_are_marked(tmp_path, monkeypatch, capsys):
     """As the manifest beside each set of predictions names them; in the terminal, the JSON and the report."""
     labels = {case: label_of(5, 2) for case in ("a", "b", "c")}
     (tmp_path / "other").mkdir()
@@ -110,13 +104,7 @@ def test_scores_of_training_cases_are_marked(
         (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
     ],
 )
-def test_unusable_options_are_refused_before_the_work(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[object],
-    message: str,
-) -> None:
+def test_unusable_options_are_refused_before_the_work(tmp_path, monkeypatch, capsys, options, message):
     folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     save_spaced(tmp_path / "elsewhere/b.nii.gz", label_of(5))
     for name in ("folder.json", "other.csv"):
@@ -128,9 +116,7 @@ def test_unusable_options_are_refused_before_the_work(
     assert not (tmp_path / "metrics.json").exists()
 
 
-def test_references_may_be_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_references_may_be_the_current_folder(tmp_path, monkeypatch, capsys):
     """dataset.json is found beside `.`, and an empty imagesTr is no error."""
     _, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "liver"}}))
@@ -141,9 +127,7 @@ def test_references_may_be_the_current_folder(
     assert list(json.loads((tmp_path / "metrics.json").read_text())["per_class"]) == ["liver"]
 
 
-def test_unprintable_names_are_escaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unprintable_names_are_escaped(tmp_path, monkeypatch, capfd):
     """Invalid UTF-8 in the name of a case, terminal control codes in that of a class."""
     odd = "sp\udce4t"
     predictions, references = folders(tmp_path, {odd: label_of(5)}, {odd: label_of(5), odd * 2: label_of(5)})
@@ -156,9 +140,7 @@ def test_unprintable_names_are_escaped(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_an_error_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_an_error_of_the_user(tmp_path, monkeypatch, capsys):
     """Nothing of an earlier evaluation stays beside the new JSON."""
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # renamed once it is complete
@@ -172,12 +154,10 @@ def test_a_full_disk_is_an_error_of_the_user(
     assert output.exists() and not any(path.exists() for path in earlier)
 
 
-def test_the_command_evaluates_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_evaluates_tables(tmp_path, monkeypatch, capsys):
     predictions, labels, _, _ = write_tables(tmp_path)
 
-    def call(*words: object) -> int:
+    def call(*words):
         return tiny.call(monkeypatch, "evaluate", *words, "--output", tmp_path / "out/s.json")
 
     assert call("--predictions", predictions, "--labels", labels, "--split", "test") == 0
@@ -210,6 +190,6 @@ def test_the_command_evaluates_tables(
     assert "--references is needed" in capsys.readouterr().err
 
 
-def test_split_selects_a_part_of_the_table() -> None:
+def test_split_selects_a_part_of_the_table():
     arguments = "--predictions p --output o --split val"
     assert evaluate.parser().parse_args(arguments.split()).split == "val"

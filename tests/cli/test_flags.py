@@ -8,7 +8,7 @@ from medconv.cli.parsers import arguments_as_flags, flag_of
 from medconv.utils.errors import ArgumentError
 
 
-def test_the_flag_of_an_option_stands_in_the_place_of_the_argument() -> None:
+def test_the_flag_of_an_option_stands_in_the_place_of_the_argument():
     assert flag_of("mirror_axes") == "--mirror-axes"
     with (
         pytest.raises(ValueError, match="^--mirror-axes=.5. is too large$"),
@@ -17,7 +17,7 @@ def test_the_flag_of_an_option_stands_in_the_place_of_the_argument() -> None:
         raise ArgumentError("mirror_axes", "=[5] is too large")
 
 
-def test_an_argument_that_is_no_option_keeps_its_name() -> None:
+def test_an_argument_that_is_no_option_keeps_its_name():
     with (
         pytest.raises(ArgumentError, match=r"^task\.overlap is 2$"),
         arguments_as_flags(Namespace(overlap=1)),

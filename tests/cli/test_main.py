@@ -14,9 +14,7 @@ from medconv.utils.exit_codes import DONE, USER
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_help_has_a_line_for_each_command(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_has_a_line_for_each_command(arguments, monkeypatch, capsys):
     assert tiny.call(monkeypatch, *arguments) == DONE
     output = capsys.readouterr().out
     assert output.startswith("example:\n  medconv train ")
@@ -33,9 +31,7 @@ def test_help_has_a_line_for_each_command(
         ("data=msd", f"expected one of {', '.join(commands())}"),
     ],
 )
-def test_an_unknown_command_is_one_error_that_suggests_the_nearest(
-    name: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_is_one_error_that_suggests_the_nearest(name, hint, monkeypatch, capsys):
     assert tiny.call(monkeypatch, name, "--input", "x") == USER
     assert capsys.readouterr().err == f"error: there is no command {name}; {hint}\n"
 
@@ -53,13 +49,13 @@ PRINTED = [
 
 
 @pytest.mark.parametrize("arguments", PRINTED, ids=" ".join)
-def test_help_and_printed_configs_load_no_torch(arguments: tuple[str, ...]) -> None:
+def test_help_and_printed_configs_load_no_torch(arguments):
     ended = in_turn(*PRINTED)[PRINTED.index(arguments)]
     assert (ended.code, ended.err, ended.loaded) == (0, "", []) and ended.out
 
 
 @pytest.mark.parametrize("module", ["medconv", "medconv.cli"])
-def test_python_m_is_the_command(module: str) -> None:
+def test_python_m_is_the_command(module):
     command = [sys.executable, "-m", module, "--version"]
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stdout, process.stderr) == (DONE, f"medconv {__version__}\n", "")
@@ -74,7 +70,7 @@ NO_RUNS = [
 
 
 @pytest.mark.parametrize("arguments", NO_RUNS)
-def test_commands_that_make_no_run_load_no_lightning(arguments: str) -> None:
+def test_commands_that_make_no_run_load_no_lightning(arguments):
     ended = in_turn(*(tuple(words.split()) for words in NO_RUNS))[NO_RUNS.index(arguments)]
     assert ended.code == USER and ended.err.startswith("error: ")
     assert "torch" in ended.loaded and "lightning" not in ended.loaded
@@ -94,13 +90,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
-def test_bad_options_are_one_error_without_torch(arguments: tuple[str, ...]) -> None:
+def test_bad_options_are_one_error_without_torch(arguments):
     ended = in_turn(*WRONG)[list(WRONG).index(arguments)]
     (error,) = ended.err.splitlines()
     assert (ended.code, ended.loaded) == (USER, []) and error.startswith(f"error: {WRONG[arguments]}")
 
 
-def test_another_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_operating_system_is_one_line(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(
         ValueError, match="medconv runs on Linux only, and this is darwin; use WSL or a container"
@@ -108,9 +104,7 @@ def test_another_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         run(["--help"])
 
 
-def test_the_backend_of_a_notebook_is_not_inherited(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_backend_of_a_notebook_is_not_inherited(monkeypatch, capsys):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     tiny.call(monkeypatch, "--version")
     assert os.environ["MPLBACKEND"] == "agg"

@@ -9,9 +9,7 @@ from medconv import config
 
 
 @pytest.mark.parametrize("command", ["train", "preprocess"])
-def test_help_names_every_group_and_option_of_the_config(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_names_every_group_and_option_of_the_config(command, monkeypatch, capsys):
     tiny.call(monkeypatch, command, "--help")
     output = capsys.readouterr().out
     for file in config.conf_dir().glob("*/*.yaml"):

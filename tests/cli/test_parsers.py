@@ -8,9 +8,7 @@ from medconv.cli.main import commands
 
 
 @pytest.mark.parametrize("name", commands())
-def test_help_shows_an_example_first_and_fits_a_screen(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_shows_an_example_first_and_fits_a_screen(name, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "90")
     assert tiny.call(monkeypatch, name, "--help") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -19,7 +17,7 @@ def test_help_shows_an_example_first_and_fits_a_screen(
 
 
 @pytest.mark.parametrize("name", ["predict", "evaluate", "export", "find-postprocessing"])
-def test_examples_parse(name: str) -> None:
+def test_examples_parse(name):
     parser = doors.load(commands()[name][1]).parser()
     assert parser.example.startswith(f"{parser.prog} --")
     parser.parse_args(parser.example.removeprefix(f"{parser.prog} ").split())

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.exports import Exported, refusal
+from helpers.exports import refusal
 from helpers.members import call
 
 from medconv.cli.predict import parser
@@ -34,36 +34,25 @@ from medconv.cli.predict import parser
         (["--postprocess", "nowhere.json"], "error: nowhere.json: cannot be read"),
     ],
 )
-def test_bad_options_are_one_error_and_write_nothing(
-    exported: Exported,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
-) -> None:
+def test_bad_options_are_one_error_and_write_nothing(exported, tmp_path, monkeypatch, capsys, words, message):
     assert call(monkeypatch, exported.checkpoint, exported.images, "--output", tmp_path / "out", *words) == 1
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_input_is_named_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_input_is_named_before_anything_is_read(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, Path("nowhere.ckpt"), tmp_path / "gone", "--output", tmp_path / "out") == 1
     assert capsys.readouterr().err == f"error: --input {tmp_path}/gone: no such file or folder\n"
 
 
-def test_missing_networks_are_refused(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_missing_networks_are_refused(exported, tmp_path, monkeypatch, capsys):
     arguments = ("predict", "--input", exported.images, "--output", tmp_path / "out", "--device", "cpu")
     error = refusal(monkeypatch, capsys, *arguments)
     assert "--checkpoint" in error
 
 
-def test_other_results_are_refused_by_the_names_of_the_flags(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_results_are_refused_by_the_names_of_the_flags(exported, tmp_path, monkeypatch, capsys):
     image = exported.images / "case_0.nii.gz"
     words = ("--output", tmp_path / "out")
     assert call(monkeypatch, exported.checkpoint, image, *words) == 0
@@ -76,13 +65,13 @@ def test_other_results_are_refused_by_the_names_of_the_flags(
     assert f"error: --output {exported.images}: holds the images themselves" in capsys.readouterr().err
 
 
-def test_options_have_the_usual_names() -> None:
+def test_options_have_the_usual_names():
     arguments = "--checkpoint a --package x --package y --input i --output o --save-probabilities"
     options = parser().parse_args([*arguments.split(), "--sw-batch-size", "3"])
     assert options.package == ["x", "y"] and options.save_probabilities and options.sw_batch_size == 3
 
 
-def test_checkpoints_may_be_repeated() -> None:
+def test_checkpoints_may_be_repeated():
     arguments = "--checkpoint a b --checkpoint c --input i --output o"
     options = parser().parse_args(arguments.split())
     assert [path.name for path in options.checkpoint] == list("abc")

@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from helpers import tiny
@@ -21,15 +19,13 @@ COUNT = 10  # cases
 
 
 @contextmanager
-def signalled_before(name: str, number: int) -> Iterator[None]:
+def signalled_before(name, number):
     """A process that is started inside sends itself a signal before a file of the store is in place."""
     with before_each_file(lambda path: os.kill(os.getpid(), number) if path.name == name else None):
         yield
 
 
-def test_help_and_config_are_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_and_config_are_printed(tmp_path, monkeypatch, capsys):
     out, _ = run_preprocess(["--help"], tmp_path, monkeypatch, capsys)
     assert "--check-only" in out and "--verify" in out and "data=msd" in out
     out, _ = run_preprocess(["data=msd", "--cfg", "job", "-p", "data"], tmp_path, monkeypatch, capsys)
@@ -48,17 +44,11 @@ def test_help_and_config_are_printed(
         (["--check"], "check"),
     ],
 )
-def test_a_bad_configuration_is_one_error(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_bad_configuration_is_one_error(arguments, message, tmp_path, monkeypatch, capsys):
     assert message in run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)[1]
 
 
-def test_a_killed_command_resumes(tmp_path: Path) -> None:
+def test_a_killed_command_resumes(tmp_path):
     """It gets SIGKILL before its last cases."""
     root, cache = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64)), tmp_path / "cache"
     arguments = [*overrides(root, cache), "data.spacing_mm=[0.9,1.3,1.9]", "data.prepare_workers=1"]
@@ -75,7 +65,7 @@ def test_a_killed_command_resumes(tmp_path: Path) -> None:
     assert len(list(cache.glob("*/*/case_*.json"))) == COUNT and not list(cache.glob("*/*/.*"))
 
 
-def test_two_concurrent_commands_share_the_work(tmp_path: Path) -> None:
+def test_two_concurrent_commands_share_the_work(tmp_path):
     root, cache = tiny.write_dataset(tmp_path / "data", cases=6), tmp_path / "cache"
     both = [Forked(*overrides(root, cache), cwd=tmp_path, command="preprocess") for _ in range(2)]
     codes, outputs = zip(*(process.wait() for process in both), strict=True)
@@ -84,7 +74,7 @@ def test_two_concurrent_commands_share_the_work(tmp_path: Path) -> None:
     assert all("prepared  6 cases" in output for output in outputs)
 
 
-def test_paths_may_have_spaces_and_letters_of_any_alphabet(tmp_path: Path) -> None:
+def test_paths_may_have_spaces_and_letters_of_any_alphabet(tmp_path):
     home = tmp_path / "Größe und 患者"
     home.mkdir()
     root = tiny.write_dataset(home / "mes données")
@@ -105,9 +95,7 @@ def test_paths_may_have_spaces_and_letters_of_any_alphabet(tmp_path: Path) -> No
     assert (home / "aus gabe/Fall é 0.nii.gz").is_file()
 
 
-def test_training_skips_invalid_cases_and_lists_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_skips_invalid_cases_and_lists_them(tmp_path, caplog):
     root = tiny.write_dataset(tmp_path / "data")
     train, val = split_fold(msd(root).cases, 0, 3)
     invalid = [train[0].id, val[0].id]
@@ -125,7 +113,7 @@ def test_training_skips_invalid_cases_and_lists_them(
     assert again["skipped_cases"] == {}
 
 
-def test_training_without_a_valid_case_is_an_error(tmp_path: Path) -> None:
+def test_training_without_a_valid_case_is_an_error(tmp_path):
     root = tiny.write_dataset(tmp_path / "data")
     train, _ = split_fold(msd(root).cases, 1, 3)
     for case in train:
@@ -134,7 +122,7 @@ def test_training_without_a_valid_case_is_an_error(tmp_path: Path) -> None:
         tiny.train(root, tmp_path / "run", "data.on_invalid_case=skip", "data.fold=1")
 
 
-def test_sigterm_ends_preprocessing_with_the_exit_code_of_training(tmp_path: Path) -> None:
+def test_sigterm_ends_preprocessing_with_the_exit_code_of_training(tmp_path):
     root = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64))
     arguments = [*overrides(root, tmp_path / "cache"), "data.prepare_workers=1"]
     with signalled_before("case_2.json", signal.SIGTERM):

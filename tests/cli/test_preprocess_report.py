@@ -2,11 +2,9 @@
 
 import json
 import os
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-import pytest
 from helpers import tiny
 from helpers.preprocess_command import overrides, run_preprocess
 
@@ -17,8 +15,8 @@ from medconv.utils.exit_codes import USER
 
 
 def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_file(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    dataset, tmp_path, monkeypatch, capsys
+):
     arguments = [
         *overrides(dataset, tmp_path / "cache"),
         "data.spacing_mm=[1,1.5,2]",
@@ -49,9 +47,7 @@ def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_f
     assert changed == {"case_3"}
 
 
-def test_check_only_shows_a_table_and_writes_only_what_it_has_read(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_only_shows_a_table_and_writes_only_what_it_has_read(dataset, tmp_path, monkeypatch, capsys):
     """A second check reads no file; it shows the same."""
     arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only"]
     out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
@@ -70,9 +66,7 @@ def test_check_only_shows_a_table_and_writes_only_what_it_has_read(
     assert run_preprocess(arguments, tmp_path, monkeypatch, capsys) == (out, err)
 
 
-def test_check_only_shows_what_concerns_many_cases_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_only_shows_what_concerns_many_cases_once(tmp_path, monkeypatch, capsys):
     root = tiny.write_dataset(tmp_path / "unoriented")
     for path in root.glob("*Tr/*.nii.gz"):
         image = nib.load(path)
@@ -85,8 +79,8 @@ def test_check_only_shows_what_concerns_many_cases_once(
 
 
 def test_a_patient_on_both_sides_of_the_split_is_named_by_the_check_and_by_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     root = tiny.write_dataset(tmp_path / "patients", cases=6)
     text = (root / "dataset.json").read_text()
     for number in range(6):
@@ -106,9 +100,7 @@ def test_a_patient_on_both_sides_of_the_split_is_named_by_the_check_and_by_the_r
     assert advice in json.loads((tmp_path / "run/summary.json").read_text())["split_warning"]
 
 
-def test_copies_of_validation_images_are_named_and_training_skips_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_copies_of_validation_images_are_named_and_training_skips_them(tmp_path, monkeypatch, capsys):
     root = tiny.write_dataset(tmp_path / "copied")
     content = (root / "imagesTr/case_0.nii.gz").read_bytes()
     for name in ("case_2", "case_4", "case_6"):
@@ -119,17 +111,13 @@ def test_copies_of_validation_images_are_named_and_training_skips_them(
     assert "images of training cases are also in validation or test; skipped in training: case_" in err + out
 
 
-def test_check_only_names_the_key_of_a_wrong_fold(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_only_names_the_key_of_a_wrong_fold(dataset, tmp_path, monkeypatch, capsys):
     arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only", "data.fold=9"]
     err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)[1]
     assert err.startswith("error: data.fold")
 
 
-def test_check_only_of_few_cases_prints_the_plan_and_the_possible_folds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_only_of_few_cases_prints_the_plan_and_the_possible_folds(tmp_path, monkeypatch, capsys):
     root = tiny.write_dataset(tmp_path / "few", cases=4)
     arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.num_folds=5"]
     out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)
@@ -137,9 +125,7 @@ def test_check_only_of_few_cases_prints_the_plan_and_the_possible_folds(
     assert "data.num_folds=4 validates one case a fold, and data.fold=all trains on every case" in err
 
 
-def test_check_only_lists_every_error_and_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_only_lists_every_error_and_fails(tmp_path, monkeypatch, capsys):
     root = tiny.write_dataset(tmp_path / "damaged")
     (root / "imagesTr/case_1.nii.gz").write_bytes(b"")
     (root / "labelsTr/case_4.nii.gz").unlink()

@@ -1,9 +1,7 @@
 """`medconv train` and `python train.py`: help, printed configs and results."""
 
 import re
-from pathlib import Path
 
-import pytest
 from helpers import tiny
 
 from medconv.cli import train
@@ -12,22 +10,20 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.training.run_dir import RunDir
 
 
-def test_train_py_prints_the_same_as_medconv_train(tmp_path: Path) -> None:
+def test_train_py_prints_the_same_as_medconv_train(tmp_path):
     arguments = ["--cfg", "job", "-p", "trainer", "trainer.max_steps=3"]
     script, command = (tiny.command(name, *arguments, cwd=tmp_path).stdout for name in ("train.py", "train"))
     assert script == command and "max_steps: 3" in script
 
 
-def test_a_resolved_config_is_printed_without_interpolations(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resolved_config_is_printed_without_interpolations(monkeypatch, capsys):
     assert tiny.call(monkeypatch, "train", "--cfg", "job", "--resolve", "trainer.max_steps=3") == 0
     printed = capsys.readouterr().out
     assert "${" not in printed and "max_steps: 3" in printed
     assert "channels: '(from the data: channels)'" in printed
 
 
-def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
+def test_the_result_shows_scores_speed_and_files(tmp_path):
     folder = RunDir(tmp_path)
     dice = {
         "val/dice": 0.75,
@@ -61,7 +57,7 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
     assert "no validation" in train.result_table({"targets": targets}, folder)
 
 
-def test_the_worst_cases_stand_below_the_mean(tmp_path: Path) -> None:
+def test_the_worst_cases_stand_below_the_mean(tmp_path):
     cases = {name: {"box": dice} for name, dice in zip("abcd", (0.9, 0.2, 0.8, 0.7), strict=True)}
     summary = {
         "val/dice": 0.65,
@@ -76,7 +72,7 @@ def test_the_worst_cases_stand_below_the_mean(tmp_path: Path) -> None:
     ]
 
 
-def test_a_caution_stands_below_the_scores(tmp_path: Path) -> None:
+def test_a_caution_stands_below_the_scores(tmp_path):
     targets = MulticlassTargets(("no", "yes")).plain()
     summary = {
         "targets": targets,

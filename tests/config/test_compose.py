@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +21,11 @@ from medconv.config.schema import list_options
 from medconv.config.trusted import build_trusted
 
 
-def composed(folder: Path, *arguments: str) -> Any:
+def composed(folder, *arguments):
     return config_of(*arguments, f"--config-dir={folder}")
 
 
-def test_an_experiment_may_set_any_key(tmp_path: Path) -> None:
+def test_an_experiment_may_set_any_key(tmp_path):
     """One of each kind: at the top, of each typed section, of a group, and another option of a group."""
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(
@@ -45,7 +44,7 @@ def test_an_experiment_may_set_any_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "ddp", "fsdp"])
-def test_options_of_the_trainer_differ_in_what_they_are_named_for(name: str, tmp_path: Path) -> None:
+def test_options_of_the_trainer_differ_in_what_they_are_named_for(name, tmp_path):
     trainer = composed(tmp_path, f"trainer={name}").trainer
     plain = composed(tmp_path).trainer
     changed = {key: value for key, value in trainer.items() if plain[key] != value}
@@ -61,36 +60,36 @@ def test_options_of_the_trainer_differ_in_what_they_are_named_for(name: str, tmp
 
 
 @pytest.mark.parametrize("name", list_options("debug"))
-def test_a_small_run_ends_early_whatever_an_experiment_says(name: str) -> None:
+def test_a_small_run_ends_early_whatever_an_experiment_says(name):
     """And it is never the resumption of an earlier one."""
     run_config = validate(config_of(f"debug={name}", "experiment=nnunet"))
     assert run_config.trainer.max_time is None and run_config.run.resume == "never"
     assert run_config.trainer.max_steps in (2, 20, 100) or run_config.trainer.max_epochs == 2
 
 
-def test_a_resolved_config_says_what_only_the_data_tells(tmp_path: Path) -> None:
+def test_a_resolved_config_says_what_only_the_data_tells(tmp_path):
     values = yaml.safe_load(resolved(composed(tmp_path, "data.root=here")))
     assert values["data"]["layout"]["root"] == "here"
     assert values["model"]["channels"] == "(from the data: channels)"
 
 
-def test_an_override_may_be_an_interpolation() -> None:
+def test_an_override_may_be_an_interpolation():
     """Of values of the config, and of those that only the data tells."""
     composed_config = config_of("run.name=fold${data.fold}", "model.strides=${derived.strides}")
     assert composed_config.run.name == "fold0"
     assert OmegaConf.is_interpolation(composed_config.model, "strides")
 
 
-def test_hydras_own_settings_may_be_used() -> None:
+def test_hydras_own_settings_may_be_used():
     """They are filled in at once, in lists too."""
     composed_config = config_of(
         "model=segresnet", "run.name=x-${hydra:runtime.choices.model}", "tags=['${hydra:job.config_name}']"
     )
-    plain: Any = OmegaConf.to_container(composed_config, resolve=False)
+    plain = OmegaConf.to_container(composed_config, resolve=False)
     assert plain["run"]["name"] == "x-segresnet" and plain["tags"] == ["train"]
 
 
-def test_flags_without_effect_are_refused() -> None:
+def test_flags_without_effect_are_refused():
     with pytest.raises(ConfigError, match="--resolve is for --cfg job"):
         compose.hydra_flags(["--resolve"], "medconv train")
     with pytest.raises(ConfigError, match="hydra.callbacks has no effect: callbacks=NAME chooses"):
@@ -98,7 +97,7 @@ def test_flags_without_effect_are_refused() -> None:
 
 
 @pytest.mark.parametrize("override", ["data.root", "data.root=ü,b", "data.patch_size=[1,2", "loss=a(b"])
-def test_what_cannot_be_read_is_named_with_the_way_to_write_it(override: str) -> None:
+def test_what_cannot_be_read_is_named_with_the_way_to_write_it(override):
     with pytest.raises(ConfigError, match=re.escape(f"cannot read {override}: write KEY=VALUE, and")):
         config_of(override)
 
@@ -110,7 +109,7 @@ class Net(nn.Module):
 """
 
 
-def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_in_the_current_folder(tmp_path, monkeypatch):
     """It gets the keys that it takes and those that the user sets, as an error; installed packages win."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
@@ -122,9 +121,7 @@ def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert "strides" in config_of("model._target_=medconv.features.image_level.encoder.Encoder").model
 
 
-def test_a_class_in_the_current_folder_that_a_yaml_file_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_in_the_current_folder_that_a_yaml_file_names(tmp_path, monkeypatch):
     """In an option of the user's own, and nested in one."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     home = tmp_path / "home"
@@ -142,7 +139,7 @@ def test_a_class_in_the_current_folder_that_a_yaml_file_names(
     importlib.import_module("yaml_own_part")
 
 
-def test_a_class_in_or_beside_the_folder_of_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_in_or_beside_the_folder_of_options(tmp_path, monkeypatch):
     """A package may hold its options, and a folder of options may hold modules."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine_of_options/model").mkdir(parents=True)
@@ -156,7 +153,7 @@ def test_a_class_in_or_beside_the_folder_of_options(tmp_path: Path, monkeypatch:
     importlib.import_module("mine_of_options.net_of_options")
 
 
-def test_a_config_that_a_run_would_refuse_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_that_a_run_would_refuse_is_not_printed(capsys):
     for flags in (["--cfg", "job"], ["--cfg", "job", "--resolve"], ["-c", "job"]):
         arguments = ["+mykey=1", *flags]
         with pytest.raises(ConfigError, match=r"^there is no key mykey; --cfg job prints all keys$"):
@@ -164,13 +161,13 @@ def test_a_config_that_a_run_would_refuse_is_not_printed(capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
-def test_a_printed_config_is_what_a_run_gets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_printed_config_is_what_a_run_gets(capsys):
     arguments = ["--cfg", "job", "seed=7"]
     show(compose.hydra_flags(arguments, "medconv train"))
     assert yaml.safe_load(capsys.readouterr().out) == OmegaConf.to_container(config_of("seed=7"))
 
 
-def test_a_class_that_a_file_names_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_a_file_names_is_not_searched(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "another_net.py").write_text(NETWORK)
@@ -182,15 +179,15 @@ def test_a_class_that_a_file_names_is_not_searched(tmp_path: Path, monkeypatch: 
     )
 
 
-def test_hydra_starts_where_help_texts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_starts_where_help_texts_are_checked(monkeypatch):
     """Python 3.14 formats each help text when its argument is added; one of Hydra's is not a string."""
     add = argparse.ArgumentParser._add_action
 
-    def check_help(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+    def check_help(parser, action):
         if action.help:
             parser._get_formatter()._expand_help(action)
 
-    def check_and_add(parser: Any, action: Any) -> Any:
+    def check_and_add(parser, action):
         parser._check_help(action)
         return add(parser, action)
 
@@ -203,7 +200,7 @@ def test_hydra_starts_where_help_texts_are_checked(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_hydras_setting_for_errors_is_put_back(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydras_setting_for_errors_is_put_back(before, monkeypatch):
     """A program that composes a config has settings of its own."""
     if before is None:
         monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
@@ -214,7 +211,7 @@ def test_hydras_setting_for_errors_is_put_back(before: str | None, monkeypatch: 
 
 
 @pytest.mark.parametrize("images", ["a/{id}_training.tif", r"a/\{id\}_training.tif", "'a/{id}_training.tif'"])
-def test_patterns_stand_on_the_command_line_as_they_are(images: str) -> None:
+def test_patterns_stand_on_the_command_line_as_they_are(images):
     arguments = ["data=folder", f"data.images={images}", "data.labels=*/{id}-T1-*"]
     data = validate(config_of(*arguments, r"data.group_pattern=(patient\d+)_")).data
     assert data.layout["images"] == data.images == "a/{id}_training.tif"
@@ -222,7 +219,7 @@ def test_patterns_stand_on_the_command_line_as_they_are(images: str) -> None:
     assert validate(config_of("data=folder", "data.group_pattern=null")).data.group_pattern is None
 
 
-def test_a_volume_of_a_series_needs_no_quotes() -> None:
+def test_a_volume_of_a_series_needs_no_quotes():
     """Hydra takes no # outside of quotes."""
     assert validate(config_of("data=folder", "data.images=a/{id}/dwi#b=50")).data.images == "a/{id}/dwi#b=50"
     structures = "data.labels=a/{id}/rs.dcm#roi=Heart|Herz;lung L"
@@ -233,14 +230,14 @@ def test_a_volume_of_a_series_needs_no_quotes() -> None:
 
 
 @pytest.mark.parametrize("root", ["a/jürgen/日本", "scans (2)/x=1", "a;b&c/d[1]"])
-def test_a_path_of_any_characters_needs_no_quotes(root: str) -> None:
+def test_a_path_of_any_characters_needs_no_quotes(root):
     """Hydra reads ASCII letters alone, and gives brackets a meaning."""
     data = validate(config_of("data=folder", f"data.images={root}/{{id}}.nii", f"data.root={root}")).data
     assert (data.images, data.root) == (f"{root}/{{id}}.nii", root)
 
 
 @pytest.mark.parametrize("text", ["1e5", "007", "1_000", ".5", "true", "inf"])
-def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text: str) -> None:
+def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text):
     config = validate(
         config_of("data=csv", f"run.name={text}", f"data.class_names=[a,{text}]", f"tags=[{text},b]")
     )
@@ -249,11 +246,11 @@ def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text: str) -> Non
     assert config.tags == [text, "b"]
 
 
-def test_null_is_no_text() -> None:
+def test_null_is_no_text():
     assert validate(config_of("run.name=null")).run.name is None
 
 
-def test_a_text_that_a_file_gives_as_a_number_is_refused(tmp_path: Path) -> None:
+def test_a_text_that_a_file_gives_as_a_number_is_refused(tmp_path):
     """YAML has lost how it was spelled."""
     (tmp_path / "mine.yaml").write_text(
         "defaults: [train, _self_]\nrun: {name: 1.0e5}\ndata: {class_names: [a, true]}\n"
@@ -264,24 +261,24 @@ def test_a_text_that_a_file_gives_as_a_number_is_refused(tmp_path: Path) -> None
     assert "data.class_names must be a list of words or null, got true; write it in" in str(raised.value)
 
 
-def test_a_group_that_is_removed_is_named() -> None:
+def test_a_group_that_is_removed_is_named():
     with pytest.raises(
         ConfigError, match=r"^loss: every run needs one; leave out ~loss, or choose one of auto, "
     ):
         validate(config_of("~loss"))
 
 
-def test_a_shell_leaves_the_home_folder_in_a_value() -> None:
+def test_a_shell_leaves_the_home_folder_in_a_value():
     assert config_of("data.root=~/scans").data.root == str(Path.home() / "scans")
 
 
-def test_a_pattern_for_each_channel() -> None:
+def test_a_pattern_for_each_channel():
     channels = "data.images={t1:a/{id}_t1.nii.gz,flair:a/{id}_f*.nii.gz}"
     data = validate(config_of("data=folder", channels)).data
     assert data.images == {"t1": "a/{id}_t1.nii.gz", "flair": "a/{id}_f*.nii.gz"}
 
 
-def read(override: str) -> tuple[str, Any]:
+def read(override):
     """Key and value, as Hydra reads them."""
     (parsed,) = OverridesParser.create().parse_overrides([override])
     return parsed.key_or_group, parsed.value()
@@ -296,11 +293,11 @@ def read(override: str) -> tuple[str, Any]:
         *([1, 2.5], [], ["a b", None, [True]], {"a": 1, "b c": ["x,y"], "siteA_*": 2.0}, {}),
     ],
 )
-def test_a_value_stays_as_it_is(value: Any) -> None:
+def test_a_value_stays_as_it_is(value):
     assert read(as_override("data__key", value)) == ("data.key", value)
 
 
-def test_paths_tuples_and_numbers_of_numpy_become_plain_values() -> None:
+def test_paths_tuples_and_numbers_of_numpy_become_plain_values():
     assert read(as_override("a", Path("/data/my images"))) == ("a", "/data/my images")
     assert read(as_override("a", (1, 2))) == ("a", [1, 2])
     assert read(as_override("a", np.float32(0.5))) == ("a", 0.5)
@@ -308,11 +305,11 @@ def test_paths_tuples_and_numbers_of_numpy_become_plain_values() -> None:
     assert read(as_override("a", "~/data")) == ("a", str(Path("~/data").expanduser()))
 
 
-def test_two_underscores_are_a_dot() -> None:
+def test_two_underscores_are_a_dot():
     assert as_override("model___target_", "mine.Net") == "model._target_=mine.Net"
     assert as_override("trainer__max_steps", 10) == "trainer.max_steps=10"
 
 
-def test_another_type_names_its_key() -> None:
+def test_another_type_names_its_key():
     with pytest.raises(ConfigError, match=r"^data\.root: expected None, bool, .* got object"):
         as_override("data__root", object())

@@ -9,7 +9,7 @@ from medconv.data.preprocessing import normalisation, preprocess
 KEYS = {key.name: key for key in declared_keys(RunConfig)}
 
 
-def test_choices_are_those_that_the_code_knows() -> None:
+def test_choices_are_those_that_the_code_knows():
     assert KEYS["data.normalisation"].limits.choices == normalisation.NORMALISATIONS
     assert {*KEYS["data.convention"].limits.choices, None} == set(preprocess.CONVENTIONS)
 
@@ -26,6 +26,6 @@ def test_choices_are_those_that_the_code_knows() -> None:
         ("data.fold", [0, "all"], [None, 0.5, "2"]),
     ],
 )
-def test_keys_that_take_several_types(name: str, good: list[object], bad: list[object]) -> None:
+def test_keys_that_take_several_types(name, good, bad):
     assert [KEYS[name].problem(value) for value in good] == [None] * len(good)
     assert all(KEYS[name].problem(value) for value in bad)

@@ -30,7 +30,7 @@ class Outer:
 KEYS = {key.name: key for key in declared_keys(Outer)}
 
 
-def test_keys_of_groups_have_their_full_name_type_default_and_text() -> None:
+def test_keys_of_groups_have_their_full_name_type_default_and_text():
     assert list(KEYS) == [
         *("inner.share", "inner.names", "inner.sizes", "inner.span", "inner.count", "inner.length"),
         *("inner.folder", "inner.plain", "seed"),
@@ -58,12 +58,12 @@ def test_keys_of_groups_have_their_full_name_type_default_and_text() -> None:
         ("inner.plain", "yes", "inner.plain must be true or false, got yes"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_was_expected(name: str, value: Any, expected: str) -> None:
+def test_a_wrong_value_is_named_with_what_was_expected(name, value, expected):
     assert KEYS[name].problem(value) == expected
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/scans", "gs://bucket", "http://host/a.zip"])
-def test_an_address_is_no_path(address: str) -> None:
+def test_an_address_is_no_path(address):
     scheme = address.partition("//")[0]
     assert KEYS["inner.folder"].problem(address) == (
         f"inner.folder={address}: needs a path on this machine, not an address; mount {scheme}// as a folder "
@@ -72,11 +72,11 @@ def test_an_address_is_no_path(address: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/data/a b", "data/s3:/x", "C:\\data", "${oc.env:HOME}/x", None])
-def test_other_words_are_paths(path: str | None) -> None:
+def test_other_words_are_paths(path):
     assert KEYS["inner.folder"].problem(path) is None
 
 
-def test_a_duration_must_be_written_as_one() -> None:
+def test_a_duration_must_be_written_as_one():
     problem = KEYS["inner.span"].problem("soon") or ""
     assert problem.startswith("inner.span must be written DD:HH:MM:SS") and problem.endswith("got 'soon'")
 
@@ -94,5 +94,5 @@ def test_a_duration_must_be_written_as_one() -> None:
         ("inner.length", "???"),  # filled in by the run
     ],
 )
-def test_good_values_have_no_problem(name: str, value: Any) -> None:
+def test_good_values_have_no_problem(name, value):
     assert KEYS[name].problem(value) is None

@@ -1,7 +1,6 @@
 """medconv/config/compose.py: what a class in the place of an option's own keeps of its keys."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.configs import composed as config_of
@@ -13,9 +12,7 @@ class Net(nn.Module):
 """
 
 
-def test_other_classes_get_no_keys_of_the_options_they_replace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_classes_get_no_keys_of_the_options_they_replace(tmp_path, monkeypatch):
     """Named on the command line or by an experiment; keys that these set stay, so that wrong ones fail."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     (tmp_path / "another_own.py").write_text(
@@ -70,17 +67,13 @@ def test_other_classes_get_no_keys_of_the_options_they_replace(
         ),
     ],
 )
-def test_a_class_keeps_what_it_needs_and_what_describes_the_data(
-    arguments: list[str], group: str, expected: list[str]
-) -> None:
+def test_a_class_keeps_what_it_needs_and_what_describes_the_data(arguments, group, expected):
     """For everything else it has defaults of its own; with arguments like those of ours it keeps all."""
     node = config_of(*arguments)[group]
     assert sorted(key for key in node if not key.startswith("_")) == expected
 
 
-def test_what_a_class_needs_is_kept_unless_it_is_null(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_class_needs_is_kept_unless_it_is_null(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_rule.py").write_text("def rule(params, lr, weight_decay): ...\n")
@@ -101,14 +94,12 @@ def test_what_a_class_needs_is_kept_unless_it_is_null(
         (["model._target_=monai.networks.nets.Unet", "conv=smooth"], "smooth"),
     ],
 )
-def test_which_convolution_is_the_default(arguments: list[str], expected: str) -> None:
+def test_which_convolution_is_the_default(arguments, expected):
     """Our U-Net's is smooth; what has its own first weights, or nnU-Net's recipe, keeps them."""
     assert config_of(*arguments).conv._target_ == f"medconv.convs.{expected}"
 
 
-def test_a_subclass_of_our_network_keeps_its_convolution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_subclass_of_our_network_keeps_its_convolution(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub_unet.py").write_text(

@@ -1,7 +1,6 @@
 """medconv/config/run_config.py: unknown keys and wrong types fail before any work, with the full key."""
 
 import json
-from typing import Any
 
 import pytest
 from helpers import tiny
@@ -35,19 +34,19 @@ from medconv.utils.logging import message
         ("+trainer.default_root_dir=x", "trainer.default_root_dir cannot be set: run.dir"),
     ],
 )
-def test_wrong_keys_types_and_targets_are_refused_with_the_key(override: str, expected: str) -> None:
+def test_wrong_keys_types_and_targets_are_refused_with_the_key(override, expected):
     with pytest.raises(Exception) as error:
         config.validate(tiny.composed(override))
     assert expected in message(error.value)
 
 
-def test_values_get_the_type_of_the_schema() -> None:
+def test_values_get_the_type_of_the_schema():
     valid = config.validate(tiny.composed("data.batch_size='2'", "perf.timeout_seconds=60"))
     assert valid.data.batch_size == 2
     assert isinstance(valid.perf.timeout_seconds, float)
 
 
-def test_resolve_fills_in_derived_values() -> None:
+def test_resolve_fills_in_derived_values():
     checked = config.validate(tiny.composed("data.root=here"))
     assert checked.model["out_channels"] == "${derived.num_classes}" and checked.derived == Derived()
     resolved = config.resolve(checked, derived())
@@ -59,7 +58,7 @@ def test_resolve_fills_in_derived_values() -> None:
     assert other.model["out_channels"] == 4 and checked.model["out_channels"] == "${derived.num_classes}"
 
 
-def test_a_resolved_config_survives_a_file() -> None:
+def test_a_resolved_config_survives_a_file():
     resolved = config.resolve(config.validate(tiny.composed()), derived())
     plain = resolved.plain()
     read = config.from_plain(json.loads(json.dumps(plain)))
@@ -77,14 +76,14 @@ def test_a_resolved_config_survives_a_file() -> None:
         ("perf", "turbo", True, "turbo"),
     ],
 )
-def test_a_config_from_a_file_is_checked(group: str, key: str, value: Any, message: str) -> None:
+def test_a_config_from_a_file_is_checked(group, key, value, message):
     plain = config.resolve(config.validate(tiny.composed()), derived()).plain()
     plain[group][key] = value
     with pytest.raises((ConfigError, OmegaConfBaseException), match=message):
         config.from_plain(plain)
 
 
-def test_texts_of_a_file_stay_texts() -> None:
+def test_texts_of_a_file_stay_texts():
     plain = config.resolve(config.validate(tiny.composed()), derived()).plain()
     texts = ["${oc.env:HOME}", "a${b", "???", "\\${seed}", "\ue0000\ue001"]
     plain["derived"]["class_names"] = texts
@@ -96,18 +95,18 @@ def test_texts_of_a_file_stay_texts() -> None:
     assert read.model["${oc.env:HOME}"] == 1
 
 
-def test_ckpt_path_is_another_word_for_resume() -> None:
+def test_ckpt_path_is_another_word_for_resume():
     assert config.validate(tiny.composed("ckpt_path=runs/a/last.ckpt")).run.resume == "runs/a/last.ckpt"
     assert config.validate(tiny.composed()).run.resume == "auto"
     with pytest.raises(ConfigError, match=r"ckpt_path=a is the same as run\.resume=never; set only one"):
         config.validate(tiny.composed("ckpt_path=a", "run.resume=never"))
 
 
-def test_tags_are_a_list() -> None:
+def test_tags_are_a_list():
     assert config.validate(tiny.composed("tags=[a,b]")).tags == ["a", "b"]
 
 
-def test_all_wrong_values_are_named_at_once() -> None:
+def test_all_wrong_values_are_named_at_once():
     wrong = ("data.batch_size=0", "perf.compile=maybe", "task.overlap=1", "trainer.max_time=soon", "seed=-1")
     with pytest.raises(ConfigError) as error:
         config.validate(tiny.composed(*wrong))
@@ -117,7 +116,7 @@ def test_all_wrong_values_are_named_at_once() -> None:
     assert "  data.batch_size must be at least 1, got 0" in lines
 
 
-def test_values_that_refer_to_other_keys_are_checked_filled_in() -> None:
+def test_values_that_refer_to_other_keys_are_checked_filled_in():
     assert config.validate(tiny.composed("data.prefetch_factor=${data.num_folds}")).data.prefetch_factor == 5
     with pytest.raises(ConfigError, match=r"data\.num_folds must be at least 2, got 1"):
         config.validate(tiny.composed("data.num_folds=${trainer.check_val_every_n_epoch}"))

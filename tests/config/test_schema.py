@@ -1,9 +1,7 @@
 """medconv/config/schema.py: the config is frozen, has the folders of `conf/` as groups, and declares its keys."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ import yaml
 
 from medconv import config
 from medconv.config import DataConfig, RunConfig, conf_dir
-from medconv.config.keys import Key, declared_keys
+from medconv.config.keys import declared_keys
 from medconv.config.schema import groups, list_options
 from medconv.features.pretrained.fit import TO_3D
 from medconv.performance.checkpointing import CHECKPOINTING
@@ -22,46 +20,46 @@ KEYS = {key.name: key for key in declared_keys(RunConfig)}
 FILES = sorted(conf_dir().rglob("*.yaml"))
 
 
-def test_a_config_cannot_be_changed() -> None:
+def test_a_config_cannot_be_changed():
     run_config = RunConfig(data=DataConfig(batch_size=2))
     with pytest.raises(FrozenInstanceError):
-        run_config.seed = 1  # type: ignore[misc]
+        run_config.seed = 1
     plain = run_config.plain()
     plain["data"]["batch_size"] = 4
     assert run_config.data.batch_size == 2
 
 
-def test_every_folder_of_options_is_a_group() -> None:
+def test_every_folder_of_options_is_a_group():
     groups = {entry.name for entry in fields(RunConfig)}
     folders = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     assert folders - groups == {"debug", "experiment", "hparams_search", "hydra"}
     assert groups - folders == {"seed", "tags", "test", "task", "plan", "schedule", "run", "derived"}
 
 
-def test_every_key_that_a_user_sets_has_a_line_of_text() -> None:
+def test_every_key_that_a_user_sets_has_a_line_of_text():
     without = [key.name for key in KEYS.values() if not key.text and not key.name.startswith("derived.")]
     assert not without
     assert not [key.name for key in KEYS.values() if len(key.text) > 100 or key.text.endswith(".")]
 
 
-def test_defaults_are_values_that_their_keys_take() -> None:
+def test_defaults_are_values_that_their_keys_take():
     assert [problem for key in KEYS.values() if (problem := key.problem(key.default))] == []
 
 
-def test_choices_are_those_that_the_code_knows() -> None:
+def test_choices_are_those_that_the_code_knows():
     assert KEYS["plan.size"].limits.choices == tuple(SIZES)
     assert KEYS["perf.activation_checkpointing"].limits.choices == CHECKPOINTING
     assert KEYS["run.nan_policy"].limits.choices == nonfinite_guard.CHOICES
     assert KEYS["init.inflate_2d"].limits.choices == TO_3D
 
 
-def declared_values(file: Path) -> Iterator[tuple[Key, Any, str]]:
+def declared_values(file):
     """Each declared key that a file of `conf/` sets, with its value and comment."""
     source = file.read_text()
     lines = source.splitlines()
     is_group = file.parent != conf_dir() and "# @package" not in source
 
-    def walk(node: yaml.Node, prefix: str) -> Iterator[tuple[Key, Any, str]]:
+    def walk(node, prefix):
         for name_node, value_node in node.value:
             name = f"{prefix}{name_node.value}"
             if name in KEYS and KEYS[name].kind != dict[str, Any]:
@@ -81,7 +79,7 @@ def declared_values(file: Path) -> Iterator[tuple[Key, Any, str]]:
         yield from walk(root, f"{file.parent.name}." if is_group else "")
 
 
-def contradictions(key: Key, comment: str) -> list[str]:
+def contradictions(key, comment):
     """What a comment says of a key's values that its declaration does not.
 
     Read are examples after `such as`, lists such as `a, b or c` that name a choice, and bounds such as
@@ -119,14 +117,14 @@ def contradictions(key: Key, comment: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(conf_dir())))
-def test_values_and_comments_of_options_do_not_contradict_the_declarations(file: Path) -> None:
+def test_values_and_comments_of_options_do_not_contradict_the_declarations(file):
     for key, value, comment in declared_values(file):
         if not (isinstance(value, str) and "${" in value):
             assert key.problem(value) is None
         assert contradictions(key, comment) == []
 
 
-def test_declared_keys_of_options_are_seen() -> None:
+def test_declared_keys_of_options_are_seen():
     seen = {key.name: comment for file in FILES for key, _, comment in declared_values(file)}
     assert {"run.nan_policy", "data.fold", "perf.compile", "trainer.max_time", "init.freeze"} <= seen.keys()
     assert seen["data.slice_axis"] == "0, 1 or 2; null: the coarsest axis"
@@ -143,23 +141,23 @@ def test_declared_keys_of_options_are_seen() -> None:
         ("data.case_weights", "such as {siteA_*: two}: these cases"),
     ],
 )
-def test_a_comment_that_contradicts_is_seen(name: str, comment: str) -> None:
+def test_a_comment_that_contradicts_is_seen(name, comment):
     assert contradictions(KEYS[name], comment)
 
 
-def test_options_are_the_files_of_a_group() -> None:
+def test_options_are_the_files_of_a_group():
     files = {file.stem for file in (config.conf_dir() / "model").glob("*.yaml")}
     assert list_options("model") == sorted(files - {"base"})
     assert "base" not in list_options("data")
     assert "model" in groups() and "hydra" not in groups()
 
 
-def test_a_pattern_selects_names() -> None:
+def test_a_pattern_selects_names():
     names = list_options("model", "*resnet*")
     assert "segresnet" in names and "customconv" not in names
     assert list_options("model", "none of them") == []
 
 
-def test_an_unknown_group_names_all_groups() -> None:
+def test_an_unknown_group_names_all_groups():
     with pytest.raises(config.ConfigError, match="there is no config group 'models'; .* model, "):
         list_options("models")

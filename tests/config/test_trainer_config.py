@@ -19,7 +19,7 @@ class LaterTrainer(Trainer):
     def __init__(self, *, new_limit: int | None = 3, new_object: Trainer | None = None) -> None: ...
 
 
-def test_arguments_of_a_later_trainer_become_keys_with_their_types() -> None:
+def test_arguments_of_a_later_trainer_become_keys_with_their_types():
     schema = OmegaConf.structured(trainer_schema(LaterTrainer))
     OmegaConf.set_readonly(schema, False)
     assert schema.new_limit == 3 and schema.new_object is None and schema.accelerator == "auto"
@@ -27,13 +27,13 @@ def test_arguments_of_a_later_trainer_become_keys_with_their_types() -> None:
         schema.new_limit = "many"
 
 
-def test_every_argument_of_the_trainer_is_a_key_or_says_where_it_is_set() -> None:
+def test_every_argument_of_the_trainer_is_a_key_or_says_where_it_is_set():
     option = OmegaConf.load(conf_dir() / "trainer/default.yaml")
     for key in signature(Trainer).parameters:
         assert (key in option) != (set_elsewhere(f"trainer.{key}") is not None), key
 
 
-def test_a_precision_may_be_a_number_or_null() -> None:
+def test_a_precision_may_be_a_number_or_null():
     assert KEYS["precision"].problem(32) is None and KEYS["precision"].problem(None) is None
 
 
@@ -47,6 +47,6 @@ def test_a_precision_may_be_a_number_or_null() -> None:
         ("max_epochs", [None, -1, 3], [-2]),
     ],
 )
-def test_what_keys_take(name: str, good: list[object], bad: list[object]) -> None:
+def test_what_keys_take(name, good, bad):
     assert [KEYS[name].problem(value) for value in good] == [None] * len(good)
     assert all(KEYS[name].problem(value) for value in bad)

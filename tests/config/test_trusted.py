@@ -54,7 +54,7 @@ OWN = {
 }  # which it has just written
 
 
-def calls(source: str) -> list[tuple[str, dict[str, Any], int]]:
+def calls(source):
     """Every call in a text: dotted name, keywords with plain values, line."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     plain = [
@@ -64,7 +64,7 @@ def calls(source: str) -> list[tuple[str, dict[str, Any], int]]:
     return [(ast.unparse(node.func), known, node.lineno) for node, known in zip(nodes, plain, strict=True)]
 
 
-def unsafe(source: str) -> list[int]:
+def unsafe(source):
     """Lines that may unpickle objects."""
     lines = []
     for name, keywords, line in calls(source):
@@ -78,7 +78,7 @@ def unsafe(source: str) -> list[int]:
     return lines
 
 
-def test_no_source_file_unpickles_objects() -> None:
+def test_no_source_file_unpickles_objects():
     """But those of peers, which read what they wrote themselves."""
     found = {}
     for path in SOURCES:
@@ -109,7 +109,7 @@ def test_no_source_file_unpickles_objects() -> None:
         ),
     ],
 )
-def test_unsafe_loads_are_detected(source: str) -> None:
+def test_unsafe_loads_are_detected(source):
     assert unsafe(source) == [1]
 
 
@@ -124,14 +124,14 @@ class Payload:
 
 
 @pytest.fixture(scope="module")
-def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "done"
     tiny.train(dataset, folder, "trainer.max_steps=2")
     return folder
 
 
 @pytest.fixture
-def payload(trained: Path, tmp_path: Path) -> Path:
+def payload(trained, tmp_path):
     """A valid checkpoint, except for an object in the state of the optimizer."""
     content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
     content["optimizer_states"][0]["more"] = Payload(tmp_path / "hit")
@@ -139,7 +139,7 @@ def payload(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "bad.ckpt"
 
 
-def refused(command: str, arguments: list[str], monkeypatch: Any, capsys: Any, hit: Path) -> str:
+def refused(command, arguments, monkeypatch, capsys, hit):
     monkeypatch.chdir(hit.parent)
     code = tiny.call(monkeypatch, command, *arguments)
     error = capsys.readouterr().err
@@ -149,7 +149,7 @@ def refused(command: str, arguments: list[str], monkeypatch: Any, capsys: Any, h
     return error
 
 
-def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> list[str]:
+def arguments_of(command, payload, trained, dataset):
     own = payload.parent / "own"
     if command in ("resume=auto", "find-postprocessing"):
         shutil.copytree(trained, own / "fold0")
@@ -171,9 +171,7 @@ def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> l
 @pytest.mark.parametrize(
     "command", ["resume=PATH", "resume=auto", "pretrained", "predict", "find-postprocessing"]
 )
-def test_a_payload_is_refused_by_every_command(
-    command: str, payload: Path, trained: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_payload_is_refused_by_every_command(command, payload, trained, dataset, monkeypatch, capsys):
     arguments = arguments_of(command, payload, trained, dataset)
     error = refused(
         command if command in commands() else "train", arguments, monkeypatch, capsys, payload.parent / "hit"
@@ -181,20 +179,20 @@ def test_a_payload_is_refused_by_every_command(
     assert ".ckpt" in error, error
 
 
-def test_the_payload_runs_if_it_is_unpickled(payload: Path) -> None:
+def test_the_payload_runs_if_it_is_unpickled(payload):
     torch.load(payload, weights_only=False)
     assert (payload.parent / "hit").is_dir()
 
 
-def shared(depth: int) -> list[Any]:
+def shared(depth):
     """Ten lists at each depth, which are one."""
-    values: list[Any] = [1]
+    values = [1]
     for _ in range(depth):
         values = [values] * 10
     return values
 
 
-NODES: dict[str, Any] = {
+NODES = {
     "a function": {"_target_": "os.system", "command": "touch HIT"},
     "a function through an imported module": {
         "_target_": "torch.nn.parallel.distributed.os.system",
@@ -267,7 +265,7 @@ NODES: dict[str, Any] = {
 }
 
 
-def placed(node: Any, hit: Path) -> Any:
+def placed(node, hit):
     if isinstance(node, dict):
         return {key: placed(value, hit) for key, value in node.items()}
     if isinstance(node, list):
@@ -276,8 +274,8 @@ def placed(node: Any, hit: Path) -> Any:
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+def no_network(monkeypatch):
+    def refuse(*_):
         raise AssertionError("a file must not reach the network")
 
     for method in ("connect", "connect_ex", "sendto"):
@@ -286,9 +284,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_node_from_a_file_cannot_choose_code(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], no_network: None
-) -> None:
+def test_a_node_from_a_file_cannot_choose_code(name, tmp_path, capsys, no_network):
     node = NODES[name] if name == "a billion values" else placed(NODES[name], tmp_path / "hit")
     with pytest.raises(ConfigError, match=r"^model.* is refused: [^\n]+$"):
         trusted.build_trusted(node, "model")
@@ -298,9 +294,7 @@ def test_a_node_from_a_file_cannot_choose_code(
 
 @pytest.mark.parametrize("group", ["model", "conv"])
 @pytest.mark.parametrize("name", ["a function through an imported module", "nested", "made of text"])
-def test_a_checkpoint_that_names_code_is_refused(
-    trained: Path, tmp_path: Path, group: str, name: str
-) -> None:
+def test_a_checkpoint_that_names_code_is_refused(trained, tmp_path, group, name):
     content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
     content["medconv"]["config"][group] = placed(NODES[name], tmp_path / "hit")
     torch.save(content, tmp_path / "x.ckpt")
@@ -309,7 +303,7 @@ def test_a_checkpoint_that_names_code_is_refused(
     assert not (tmp_path / "hit").exists()
 
 
-def test_networks_and_trusted_packages_are_built() -> None:
+def test_networks_and_trusted_packages_are_built():
     assert isinstance(trusted.build_trusted({"_target_": "torch.nn.Identity"}, "model"), torch.nn.Identity)
     nested = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}]}
     assert isinstance(trusted.build_trusted(nested, "model")[0], torch.nn.ReLU)
@@ -319,7 +313,7 @@ def test_networks_and_trusted_packages_are_built() -> None:
     assert trusted.build_trusted(loss, "loss", ["monai.losses"]).sigmoid
 
 
-def test_the_argument_pretrained_is_allowed() -> None:
+def test_the_argument_pretrained_is_allowed():
     node = {
         "_target_": "monai.networks.nets.DenseNet121",
         "spatial_dims": 3,
@@ -329,7 +323,7 @@ def test_the_argument_pretrained_is_allowed() -> None:
     assert trusted.build_trusted({**node, "pretrained": False}, "model")
 
 
-def test_a_config_of_a_billion_values_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_config_of_a_billion_values_is_refused(trained, tmp_path):
     content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
     content["medconv"]["config"]["data"]["regions"] = shared(9)
     torch.save(content, tmp_path / "x.ckpt")
@@ -337,7 +331,7 @@ def test_a_config_of_a_billion_values_is_refused(trained: Path, tmp_path: Path) 
         load(tmp_path / "x.ckpt")
 
 
-def test_a_checkpoint_says_which_version_wrote_it(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_says_which_version_wrote_it(trained, tmp_path):
     content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
     assert content["medconv"]["version"] == medconv.__version__
     content["medconv"]["version"] = "9.9"
@@ -347,7 +341,7 @@ def test_a_checkpoint_says_which_version_wrote_it(trained: Path, tmp_path: Path)
         load(tmp_path / "x.ckpt")
 
 
-def test_a_package_that_the_user_names_is_trusted(trained: Path, tmp_path: Path) -> None:
+def test_a_package_that_the_user_names_is_trusted(trained, tmp_path):
     content = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)
     content["medconv"]["config"]["model"]["_target_"] = "helpers.tiny.Net"
     torch.save(content, tmp_path / "own.ckpt")
@@ -360,9 +354,7 @@ def test_a_package_that_the_user_names_is_trusted(trained: Path, tmp_path: Path)
     ("group", "key", "value"),
     [("model", "channels", [-1, 4]), ("model", "channels", [10**30, 4]), ("derived", "num_channels", 10**9)],
 )
-def test_absurd_sizes_in_a_config_are_refused(
-    trained: Path, tmp_path: Path, group: str, key: str, value: object
-) -> None:
+def test_absurd_sizes_in_a_config_are_refused(trained, tmp_path, group, key, value):
     content = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)
     content["medconv"]["config"][group][key] = value
     content["medconv"]["config"]["model"]["in_channels"] = value if key == "num_channels" else 1

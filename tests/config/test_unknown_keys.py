@@ -2,9 +2,7 @@
 
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -42,7 +40,7 @@ from medconv.utils.logging import message
         ),
     ],
 )
-def test_unknown_names_are_refused(values: dict[str, Any], expected: str) -> None:
+def test_unknown_names_are_refused(values, expected):
     with pytest.raises(ConfigError, match=re.escape(expected)):
         check_names(values)
 
@@ -61,7 +59,7 @@ def test_unknown_names_are_refused(values: dict[str, Any], expected: str) -> Non
         ("data.path", "data.root"),
     ],
 )
-def test_a_key_of_another_framework_leads_to_ours(key: str, expected: str) -> None:
+def test_a_key_of_another_framework_leads_to_ours(key, expected):
     names = [*_known_names(), "optimizer.weight_decay"]
     assert nearest(key, names) == [expected]
 
@@ -78,9 +76,7 @@ def test_a_key_of_another_framework_leads_to_ours(key: str, expected: str) -> No
         ),
     ],
 )
-def test_arguments_of_the_own_class_are_suggested(
-    arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_of_the_own_class_are_suggested(arguments, expected, tmp_path, monkeypatch):
     (tmp_path / "widths.py").write_text(
         "class Net:\n    def __init__(self, width=16): ...\n"
         "class Open:\n    def __init__(self, **settings): ...\n"
@@ -101,12 +97,12 @@ def test_arguments_of_the_own_class_are_suggested(
         (["model", "=", "resenc"], "cannot read model: write KEY=VALUE, without spaces around ="),
     ],
 )
-def test_a_line_that_is_no_single_run_is_explained(arguments: list[str], expected: str) -> None:
+def test_a_line_that_is_no_single_run_is_explained(arguments, expected):
     with pytest.raises(ConfigError, match=re.escape(expected)):
         compose.compose(arguments)
 
 
-def test_names_of_typed_groups_and_any_name_of_a_class_are_known() -> None:
+def test_names_of_typed_groups_and_any_name_of_a_class_are_known():
     check_names(
         {
             "seed": 1,
@@ -119,12 +115,12 @@ def test_names_of_typed_groups_and_any_name_of_a_class_are_known() -> None:
     )
 
 
-def test_keys_can_be_added_to_classes_alone() -> None:
+def test_keys_can_be_added_to_classes_alone():
     assert takes_new_keys("model.width") and takes_new_keys("callbacks.mine._target_")
     assert not takes_new_keys("data.width") and not takes_new_keys("width")
 
 
-def test_every_launcher_that_conf_has_is_taken() -> None:
+def test_every_launcher_that_conf_has_is_taken():
     options = sorted(file.stem for file in (conf_dir() / "hydra/launcher").glob("*.yaml"))
     assert options == ["lsf", "pbs", "sge", "slurm"]
     unknown_keys.check_hydra_settings([f"hydra/launcher={name}" for name in options])
@@ -169,7 +165,7 @@ def test_every_launcher_that_conf_has_is_taken() -> None:
         ("scheduler.power=2", "power"),
     ],
 )
-def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override: str, expected: str) -> None:
+def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override, expected):
     with pytest.raises(Exception) as error:
         compose.compose([override])
     assert expected in message(error.value)
@@ -196,17 +192,13 @@ def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override: st
         ),
     ],
 )
-def test_a_key_that_no_config_has_cannot_be_added(
-    override: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_that_no_config_has_cannot_be_added(override, expected, capsys):
     with pytest.raises(ConfigError, match=re.escape(expected)):
         compose.compose([override])
     assert "Error executing job" not in capsys.readouterr().err  # Hydra's own line
 
 
-def test_values_that_hydra_cannot_read_without_assertions_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_values_that_hydra_cannot_read_without_assertions_are_refused(monkeypatch):
     optimized = SimpleNamespace(flags=SimpleNamespace(optimize=1))
     monkeypatch.setattr(unknown_keys, "sys", optimized)
     unknown_keys.check_hydra_settings(["tags=[a]", "seed=1"])
@@ -215,7 +207,7 @@ def test_values_that_hydra_cannot_read_without_assertions_are_refused(
             unknown_keys.check_hydra_settings([argument])
 
 
-def test_all_keys_that_no_config_has_are_named_at_once() -> None:
+def test_all_keys_that_no_config_has_are_named_at_once():
     with pytest.raises(ConfigError) as error:
         compose.compose(["+data.x1=1", "+perf.x2=2"])
     first, *lines = str(error.value).splitlines()
@@ -225,7 +217,7 @@ def test_all_keys_that_no_config_has_are_named_at_once() -> None:
     ]
 
 
-def test_a_new_key_of_a_class_needs_a_plus() -> None:
+def test_a_new_key_of_a_class_needs_a_plus():
     with pytest.raises(
         ConfigError,
         match=r"there is no key model\.zzz; UNet takes spatial_dims, in_channels, .*convs_per_stage",
@@ -235,7 +227,7 @@ def test_a_new_key_of_a_class_needs_a_plus() -> None:
         compose.compose(["data.zzz=1"])
 
 
-def test_the_words_that_are_recommended_exist() -> None:
+def test_the_words_that_are_recommended_exist():
     """Each GROUP=OPTION and each key of the sentences."""
     text = " ".join([*_KEYS.values(), *_OPTIONS.values()])
     options = re.findall(r"\b(logger|early_stopping|debug)=(\w+)", text)
@@ -245,7 +237,7 @@ def test_the_words_that_are_recommended_exist() -> None:
     assert len(keys) >= 5 and set(keys) <= set(_known_names())
 
 
-def test_a_word_is_no_key_or_option_of_ours() -> None:
+def test_a_word_is_no_key_or_option_of_ours():
     assert not {key for key in _KEYS if key in _known_names()}
     assert not [word for word in _OPTIONS if (conf_dir() / f"{word.replace('=', '/')}.yaml").is_file()]
 
@@ -263,6 +255,6 @@ def test_a_word_is_no_key_or_option_of_ours() -> None:
         (_no_option("debug", "fdr", ["limit"]), "there is no debug=fdr; debug=default is the shortest run"),
     ],
 )
-def test_an_error_names_what_does_the_same(error: object, expected: str) -> None:
+def test_an_error_names_what_does_the_same(error, expected):
     assert str(error).startswith(expected)
     assert same_here("data.root") is None

@@ -8,12 +8,12 @@ from torch import nn
 from medconv.convs import acs, load_plane_weight
 
 
-def coefficients(conv: nn.Module) -> np.ndarray:
+def coefficients(conv):
     """(out, in, coefficients), float64."""
     return conv.parametrizations.weight.original.detach().double().numpy().transpose(0, 2, 1)
 
 
-def test_acs_gives_each_third_of_the_outputs_one_plane() -> None:
+def test_acs_gives_each_third_of_the_outputs_one_plane():
     conv = acs(nn.Conv3d(2, 7, 3, padding=1))
     learned = coefficients(conv).reshape(7, 2, 3, 3)
     weight = conv.weight.detach().numpy()
@@ -25,7 +25,7 @@ def test_acs_gives_each_third_of_the_outputs_one_plane() -> None:
         np.testing.assert_allclose(weight[o], expected, atol=1e-7)
 
 
-def test_acs_accepts_trained_2d_weights() -> None:
+def test_acs_accepts_trained_2d_weights():
     flat = nn.Conv2d(3, 6, 3, padding=1)
     conv = acs(nn.Conv3d(3, 6, 3, padding=1), weight_2d=flat.weight)
     with torch.no_grad():

@@ -29,8 +29,8 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count: Counter[str] = Counter()
-        self.masks: list[list[bool]] = []
+        self.count = Counter()
+        self.masks = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count[func._overloadpacket.__name__] += 1
@@ -41,7 +41,7 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.parametrize(("image", "weight", "geometry"), GEOMETRIES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_output_and_gradients_equal_torchs(image: tuple, weight: tuple, geometry: dict, bias: bool) -> None:
+def test_output_and_gradients_equal_torchs(image, weight, geometry, bias):
     inputs = [torch.randn(image), torch.randn(weight), torch.randn(weight[0]) if bias else None]
     leaves = [t.requires_grad_() for t in inputs if t is not None]
     expected, output = LIBRARY[len(image)](*inputs, **geometry), convolution(*inputs, **geometry)
@@ -53,7 +53,7 @@ def test_output_and_gradients_equal_torchs(image: tuple, weight: tuple, geometry
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_first_and_second_order_gradients_pass_gradcheck() -> None:
+def test_first_and_second_order_gradients_pass_gradcheck():
     x, w, b = (
         torch.randn(s, dtype=torch.float64, requires_grad=True) for s in [(1, 2, 4, 4), (3, 2, 3, 3), (3,)]
     )
@@ -65,7 +65,7 @@ def test_first_and_second_order_gradients_pass_gradcheck() -> None:
 @pytest.mark.parametrize(
     "needed", [(True, True, True), (False, True, True), (True, False, False), (False, False, True)]
 )
-def test_one_call_for_exactly_the_gradients_that_are_needed(needed: tuple[bool, ...]) -> None:
+def test_one_call_for_exactly_the_gradients_that_are_needed(needed):
     inputs = [
         torch.randn(s, requires_grad=n)
         for s, n in zip([(1, 2, 4, 4), (3, 2, 3, 3), (3,)], needed, strict=True)
@@ -81,9 +81,7 @@ def test_one_call_for_exactly_the_gradients_that_are_needed(needed: tuple[bool, 
 @pytest.mark.parametrize(
     ("function", "backward", "forward"), [(TwoCallConvolution, 2, 0), (HistoricConvolution, 0, 7)]
 )
-def test_the_older_backwards_are_exact_and_need_more_calls(
-    function: Any, backward: int, forward: int
-) -> None:
+def test_the_older_backwards_are_exact_and_need_more_calls(function, backward, forward):
     """Batch 3: the historic weight gradient is one grouped convolution, the rest of the calls are
     reshapes.
     """
@@ -99,7 +97,7 @@ def test_the_older_backwards_are_exact_and_need_more_calls(
     assert calls.count["convolution"] <= forward
 
 
-def test_a_subclass_can_replace_the_backward() -> None:
+def test_a_subclass_can_replace_the_backward():
     class Halved(Convolution):
         """The weight learns at half the rate."""
 
@@ -115,7 +113,7 @@ def test_a_subclass_can_replace_the_backward() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_gives_the_dtypes_of_torch(dtype: torch.dtype) -> None:
+def test_autocast_gives_the_dtypes_of_torch(dtype):
     x, w, b = (
         torch.randn(2, 4, 6, 6),
         torch.randn(6, 4, 3, 3, requires_grad=True),
@@ -129,13 +127,13 @@ def test_autocast_gives_the_dtypes_of_torch(dtype: torch.dtype) -> None:
     assert w.grad.dtype == torch.float32
 
 
-def test_double_precision_stays_double_inside_autocast() -> None:
+def test_double_precision_stays_double_inside_autocast():
     x, w = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(3, 2, 3, 3, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         assert convolution(x, w).dtype == F.conv2d(x, w).dtype == torch.float64
 
 
-def test_compiles_as_one_graph() -> None:
+def test_compiles_as_one_graph():
     x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3, requires_grad=True)
     run = torch.compile(lambda x, w: convolution(x, w, padding=1), fullgraph=True, backend="aot_eager")
     (a,), (b,) = (
@@ -158,6 +156,6 @@ def test_compiles_as_one_graph() -> None:
         ),
     ],
 )
-def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         convolution(torch.ones(1, 2, 4, 4), **arguments)

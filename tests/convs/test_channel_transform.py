@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from medconv.convs import TransformPrior, channel_transform, cost_model, fold_convs, gaussian_jet, transform
+from medconv.convs import channel_transform, cost_model, fold_convs, gaussian_jet, transform
 
 CONVS = {
     "1d": (nn.Conv1d(2, 3, 3, padding=1), {}, (7,)),
@@ -37,7 +37,7 @@ CONVS = {
 }
 
 
-def build(conv: nn.Module, seed: int = 0, **arguments) -> nn.Module:
+def build(conv, seed=0, **arguments):
     torch.manual_seed(seed)
     if "bank" in arguments:
         width = arguments["transform_channels"]
@@ -45,24 +45,22 @@ def build(conv: nn.Module, seed: int = 0, **arguments) -> nn.Module:
     return transform(deepcopy(conv), **arguments)
 
 
-def prior_of(conv: nn.Module) -> TransformPrior:
+def prior_of(conv):
     return conv.parametrizations.weight[0]
 
 
-def original_of(conv: nn.Module) -> nn.Parameter:
+def original_of(conv):
     return conv.parametrizations.weight.original
 
 
-def bank_of(conv: nn.Module) -> np.ndarray:
+def bank_of(conv):
     prior = prior_of(conv)
     return dense_bank(prior.bank.double().numpy(), conv.kernel_size, prior.groups)
 
 
 @pytest.mark.parametrize("two", [False, True], ids=["folded", "two launches"])
 @pytest.mark.parametrize("name", CONVS)
-def test_equals_a_1x1_convolution_and_then_the_bank(
-    name: str, two: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equals_a_1x1_convolution_and_then_the_bank(name, two, monkeypatch):
     monkeypatch.setattr(channel_transform, "prefers_two_launches", lambda *_: two)
     plain, arguments, size = CONVS[name]
     conv = build(plain, **arguments)
@@ -78,9 +76,7 @@ def test_equals_a_1x1_convolution_and_then_the_bank(
     ("out", "width", "groups", "spatial_dims"),
     [(6, 6, 1, 2), (8, 8, 2, 2), (7, 5, 1, 2), (24, 12, 3, 3), (20, 5, 5, 3)],
 )
-def test_each_output_of_a_block_has_different_filters_of_the_bank(
-    out: int, width: int, groups: int, spatial_dims: int
-) -> None:
+def test_each_output_of_a_block_has_different_filters_of_the_bank(out, width, groups, spatial_dims):
     conv = {2: nn.Conv2d, 3: nn.Conv3d}[spatial_dims](3, out, 3)
     prior = prior_of(transform(conv, transform_channels=width))
     jet = gaussian_jet(conv.kernel_size).flatten(1)
@@ -90,19 +86,19 @@ def test_each_output_of_a_block_has_different_filters_of_the_bank(
             torch.testing.assert_close(prior.bank[o, t], jet[(o % (out // groups) + t) % len(jet)])
 
 
-def test_spacing_reaches_the_bank() -> None:
+def test_spacing_reaches_the_bank():
     prior = prior_of(transform(nn.Conv2d(2, 6, 3), spacing_mm=(1.0, 3.0)))
     torch.testing.assert_close(prior.bank[0, 0], gaussian_jet((3, 3), (1.0, 3.0))[0].flatten())
 
 
-def test_a_bank_of_the_user_is_used_unchanged() -> None:
+def test_a_bank_of_the_user_is_used_unchanged():
     bank = torch.randn(4, 2, 3, 5)
     conv = transform(nn.Conv2d(3, 4, (3, 5)), transform_channels=2, bank=bank)
     np.testing.assert_array_equal(bank_of(conv), bank.double().numpy())
 
 
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
-def test_the_folded_kernel_passes_gradcheck(name: str) -> None:
+def test_the_folded_kernel_passes_gradcheck(name):
     plain, arguments, _ = CONVS[name]
     conv = build(plain, **arguments).double()
     original = original_of(conv).detach().clone().requires_grad_()
@@ -110,11 +106,11 @@ def test_the_folded_kernel_passes_gradcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["2d", "3d flat kernel"])
-def test_the_convolution_passes_gradcheck(name: str) -> None:
+def test_the_convolution_passes_gradcheck(name):
     plain, arguments, size = CONVS[name]
     conv = build(plain, **arguments).double()
 
-    def run(image: Tensor, original: Tensor) -> Tensor:
+    def run(image, original):
         return torch.func.functional_call(conv, {"parametrizations.weight.original": original}, (image,))
 
     image = torch.randn(1, conv.in_channels, *size, dtype=torch.float64, requires_grad=True)
@@ -124,7 +120,7 @@ def test_the_convolution_passes_gradcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "3d anisotropic", "3d flat kernel", "user bank"])
-def test_init_from_weights_is_the_least_squares_projection(name: str) -> None:
+def test_init_from_weights_is_the_least_squares_projection(name):
     plain, arguments, _ = CONVS[name]
     conv = build(plain, init_from_weights=True, **arguments)
     weight, bank = plain.weight.detach().double().numpy(), bank_of(conv)
@@ -134,7 +130,7 @@ def test_init_from_weights_is_the_least_squares_projection(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["2d", "3d in blocks"])
-def test_weight_is_computed_in_fp32_inside_autocast(name: str) -> None:
+def test_weight_is_computed_in_fp32_inside_autocast(name):
     plain, arguments, size = CONVS[name]
     conv = build(plain, **arguments)
     expected = conv.weight
@@ -146,7 +142,7 @@ def test_weight_is_computed_in_fp32_inside_autocast(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_weight_follows_its_network_into_other_precisions(dtype: torch.dtype) -> None:
+def test_the_weight_follows_its_network_into_other_precisions(dtype):
     conv = build(CONVS["2d"][0])
     expected = conv.weight.detach()
     conv.to(dtype)
@@ -155,7 +151,7 @@ def test_the_weight_follows_its_network_into_other_precisions(dtype: torch.dtype
     torch.testing.assert_close(conv.weight.float(), expected, rtol=0.02, atol=0.02)
 
 
-def test_only_the_transform_and_the_bias_are_learned() -> None:
+def test_only_the_transform_and_the_bias_are_learned():
     conv = build(CONVS["user bank"][0], transform_channels=2, bank="random")
     assert {name: tuple(p.shape) for name, p in conv.named_parameters()} == {
         "bias": (4,),
@@ -183,13 +179,13 @@ def test_only_the_transform_and_the_bias_are_learned() -> None:
         (nn.Conv2d(2, 2, 3), {"transform_channels": 0}, r"transform_channels must be at least 1, got 0"),
     ],
 )
-def test_errors_name_the_argument_and_its_value(conv: nn.Module, arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(conv, arguments, message):
     with pytest.raises(ValueError, match=message):
         transform(conv, **arguments)
     assert not parametrize.is_parametrized(conv)
 
 
-def test_the_cost_model_decides_between_folding_and_two_launches() -> None:
+def test_the_cost_model_decides_between_folding_and_two_launches():
     deep, wide = (
         transform(nn.Conv3d(256, 256, 3, padding=1)),
         transform(nn.Conv2d(16, 16, 3), transform_channels=1600),
@@ -213,9 +209,7 @@ def test_the_cost_model_decides_between_folding_and_two_launches() -> None:
     ],
 )
 @pytest.mark.parametrize("has_amx", [True, False])
-def test_the_choice_agrees_with_measurements(
-    dims: int, channels: int, size: tuple[int, ...], two: bool, has_amx: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_choice_agrees_with_measurements(dims, channels, size, two, has_amx, monkeypatch):
     """On two cores with AMX, bf16: `python scripts/benchmark.py convs`, docs/benchmarks.md.
 
     AVX-512 alone is slower at both ways, and takes the same.
@@ -226,7 +220,7 @@ def test_the_choice_agrees_with_measurements(
     assert channel_transform.prefers_two_launches(conv, prior_of(conv), image) == two
 
 
-def test_folded_and_two_launches_have_equal_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folded_and_two_launches_have_equal_gradients(monkeypatch):
     conv, gradients = build(CONVS["3d in blocks"][0]), []
     image = torch.randn(2, 2, 4, 4, 4)
     for two in (False, True):
@@ -242,9 +236,7 @@ class Double(nn.Module):
 
 
 @pytest.mark.parametrize("in_channels", [1, 4])
-def test_the_two_launches_have_kernels_in_the_layers_memory_format(
-    in_channels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_two_launches_have_kernels_in_the_layers_memory_format(in_channels, monkeypatch):
     """A GPU's convolution takes its format from the strides of image and kernel, so a kernel with one input
     channel, or of 1x1x1 voxels, needs those of channels-last.
     """
@@ -263,7 +255,7 @@ def test_the_two_launches_have_kernels_in_the_layers_memory_format(
     assert all(kernel.stride()[-1] == kernel.shape[1] for kernel in kernels)
 
 
-def test_a_further_parametrization_of_the_weight_is_applied_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_parametrization_of_the_weight_is_applied_too(monkeypatch):
     conv, image = transform(nn.Conv2d(8, 8, 3, padding=1)), torch.randn(1, 8, 6, 6)
     parametrize.register_parametrization(conv, "weight", Double())
     monkeypatch.setattr(channel_transform, "prefers_two_launches", lambda *_: True)
@@ -275,7 +267,7 @@ class BackwardCalls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Any, ...]] = []
+        self.calls = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.convolution_backward.default:
@@ -283,7 +275,7 @@ class BackwardCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_two_launches_compute_no_gradient_of_the_fixed_bank() -> None:
+def test_two_launches_compute_no_gradient_of_the_fixed_bank():
     layer = transform(nn.Conv2d(2, 3, 3, bias=True))
     image = torch.rand(1, 2, 6, 6, requires_grad=True)
     output = channel_transform.in_two_launches(layer, image).sum()

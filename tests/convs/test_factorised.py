@@ -12,7 +12,7 @@ from torch import nn
 from medconv.convs import basis, bottleneck, se, separable
 
 
-def test_bottleneck_is_three_convolutions_after_one_another() -> None:
+def test_bottleneck_is_three_convolutions_after_one_another():
     module = bottleneck(nn.Conv2d(3, 5, 3, stride=2, padding=1), channels=(2, 4))
     assert [tuple(part.weight.shape) for part in module] == [(2, 3, 1, 1), (4, 2, 3, 3), (5, 4, 1, 1)]
     image = torch.randn(2, 3, 6, 5)
@@ -27,12 +27,12 @@ def test_bottleneck_is_three_convolutions_after_one_another() -> None:
     ("arguments", "channels"),
     [({}, (4, 8)), ({"ratio": 1.0}, (16, 32)), ({"ratio": 0.01}, (1, 1)), ({"channels": 3}, (3, 3))],
 )
-def test_bottleneck_channels(arguments: dict, channels: tuple[int, int]) -> None:
+def test_bottleneck_channels(arguments, channels):
     down, core, up = bottleneck(nn.Conv3d(16, 32, 3), **arguments)
     assert (core.in_channels, core.out_channels) == channels == (down.out_channels, up.in_channels)
 
 
-def test_separable_is_depthwise_then_pointwise() -> None:
+def test_separable_is_depthwise_then_pointwise():
     module = separable(nn.Conv2d(3, 5, 3, padding=1), depth_multiplier=2)
     depth, point = module
     assert (depth.groups, tuple(depth.weight.shape), tuple(point.weight.shape)) == (
@@ -56,7 +56,7 @@ def test_separable_is_depthwise_then_pointwise() -> None:
         partial(separable, depth_multiplier=9, init_from_weights=True),
     ],
 )
-def test_at_full_rank_the_decomposition_is_exact(make) -> None:
+def test_at_full_rank_the_decomposition_is_exact(make):
     plain, x = nn.Conv2d(5, 4, 3, padding=1), torch.randn(2, 5, 6, 6)
     expected = plain(x)
     module = make(plain)
@@ -66,13 +66,13 @@ def test_at_full_rank_the_decomposition_is_exact(make) -> None:
 
 @pytest.mark.parametrize(("make", "steps"), [(lambda c, r: bottleneck(c, channels=r, init_from_weights=True), (1, 3, 6, 8)),
                                              (lambda c, r: separable(c, depth_multiplier=r, init_from_weights=True), (1, 2, 4, 8))])  # fmt: skip
-def test_the_approximation_error_falls_with_the_rank(make, steps: tuple[int, ...]) -> None:
+def test_the_approximation_error_falls_with_the_rank(make, steps):
     plain = nn.Conv3d(8, 8, 3)
     errors = [make(deepcopy(plain), rank).approximation_error for rank in steps]
     assert errors == sorted(errors, reverse=True) and errors[0] > errors[-1] + 0.1
 
 
-def test_separable_keeps_the_best_filter_of_every_input() -> None:
+def test_separable_keeps_the_best_filter_of_every_input():
     """With one filter per input the error is what the singular values beyond the first leave."""
     plain = nn.Conv2d(3, 6, 3)
     weight = plain.weight.detach().double().numpy()
@@ -82,7 +82,7 @@ def test_separable_keeps_the_best_filter_of_every_input() -> None:
     )
 
 
-def test_the_bias_stays_after_the_last_step() -> None:
+def test_the_bias_stays_after_the_last_step():
     plain = nn.Conv2d(3, 4, 3)
     for module in (bottleneck(plain), separable(plain)):
         torch.testing.assert_close(module[-1].bias, plain.bias)
@@ -109,6 +109,6 @@ def test_the_bias_stays_after_the_last_step() -> None:
         (lambda: bottleneck(basis(nn.Conv2d(4, 4, 3))), r"parametrized weight already"),
     ],
 )
-def test_errors_name_the_argument_and_its_value(make, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(make, message):
     with pytest.raises(ValueError, match=message):
         make()

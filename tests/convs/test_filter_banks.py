@@ -14,7 +14,7 @@ SIZES = [((3, 3), 6), ((5, 3), 6), ((3, 3, 3), 10), ((1, 3, 3), 6), ((1, 1, 5), 
 
 
 @pytest.mark.parametrize(("kernel_size", "filters"), SIZES)
-def test_filter_count_shape_and_unit_norm(kernel_size: tuple[int, ...], filters: int) -> None:
+def test_filter_count_shape_and_unit_norm(kernel_size, filters):
     bank = gaussian_jet(kernel_size)
     assert bank.shape == (filters, *kernel_size) and bank.dtype == torch.float32
     torch.testing.assert_close(bank.flatten(1).norm(dim=1), torch.ones(filters))
@@ -29,9 +29,7 @@ def test_filter_count_shape_and_unit_norm(kernel_size: tuple[int, ...], filters:
         ((5,), None, 2.0),
     ],
 )
-def test_the_jet_equals_its_formula_voxel_by_voxel(
-    kernel_size: tuple[int, ...], spacing: tuple | None, sigma: float | None
-) -> None:
+def test_the_jet_equals_its_formula_voxel_by_voxel(kernel_size, spacing, sigma):
     places = spacing or (1.0,) * len(kernel_size)
     expected = jet(kernel_size, places, sigma or 0.7 * min(places))
     np.testing.assert_allclose(
@@ -40,35 +38,35 @@ def test_the_jet_equals_its_formula_voxel_by_voxel(
 
 
 @pytest.mark.parametrize("kernel_size", [(3, 3), (5, 5, 3), (1, 3, 3)])
-def test_derivatives_do_not_respond_to_a_constant(kernel_size: tuple[int, ...]) -> None:
+def test_derivatives_do_not_respond_to_a_constant(kernel_size):
     bank = gaussian_jet(kernel_size, (2.0, *(1.0,) * (len(kernel_size) - 1)))
     responses = bank.double().flatten(1).sum(1)
     assert responses[0] > 0.5
     assert responses[1:].abs().max() < 1e-6
 
 
-def test_filters_fall_off_with_the_distance_in_mm() -> None:
+def test_filters_fall_off_with_the_distance_in_mm():
     gaussian = gaussian_jet((3, 3), (1.0, 2.0), sigma_mm=1.0)[0]
     along_fine, along_coarse = gaussian[2, 1] / gaussian[1, 1], gaussian[1, 2] / gaussian[1, 1]
     assert along_fine == pytest.approx(exp(-0.5), rel=1e-5)
     assert along_coarse == pytest.approx(exp(-2.0), rel=1e-5)
 
 
-def test_default_width_follows_the_finest_spacing() -> None:
+def test_default_width_follows_the_finest_spacing():
     torch.testing.assert_close(gaussian_jet((3, 3), (0.5, 1.5)), gaussian_jet((3, 3), (2.0, 6.0)))
     torch.testing.assert_close(
         gaussian_jet((3, 3), (0.5, 1.5)), gaussian_jet((3, 3), (0.5, 1.5), sigma_mm=0.35)
     )
 
 
-def test_permuting_the_axes_permutes_the_filters() -> None:
+def test_permuting_the_axes_permutes_the_filters():
     bank, turned = gaussian_jet((3, 5), (1.0, 2.0)), gaussian_jet((5, 3), (2.0, 1.0))
     order = [0, 2, 1, 5, 4, 3]  # blob; edges; lines and the corner between them
     torch.testing.assert_close(turned, bank[order].transpose(1, 2))
 
 
 @pytest.mark.parametrize("coarse", [8.0, 15.0, 500.0])
-def test_thick_slices_give_finite_filters_of_unit_norm(coarse: float) -> None:
+def test_thick_slices_give_finite_filters_of_unit_norm(coarse):
     bank = gaussian_jet((3, 3, 3), (0.4, 0.4, coarse))
     assert bank.isfinite().all()
     torch.testing.assert_close(bank.flatten(1).norm(dim=1), torch.ones(10))
@@ -86,7 +84,7 @@ def test_thick_slices_give_finite_filters_of_unit_norm(coarse: float) -> None:
         (((3, 3), (1.0, 1.0), -1.0), r"sigma_mm .*positive.*-1\.0"),
     ],
 )
-def test_errors_name_the_argument_and_its_value(arguments: tuple, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         gaussian_jet(*arguments)
 
@@ -106,9 +104,7 @@ def test_errors_name_the_argument_and_its_value(arguments: tuple, message: str) 
         (gabor, (1, 1, 3), 3),
     ],
 )
-def test_only_the_first_filter_of_a_bank_responds_to_a_constant(
-    bank, size: tuple[int, ...], filters: int
-) -> None:
+def test_only_the_first_filter_of_a_bank_responds_to_a_constant(bank, size, filters):
     flat = bank(size, (1.5, *(1.0,) * (len(size) - 1)), 0.9).double().flatten(1)
     assert flat.shape[0] == filters and flat.isfinite().all()
     torch.testing.assert_close(flat.norm(dim=1), torch.ones(filters, dtype=torch.float64))
@@ -116,7 +112,7 @@ def test_only_the_first_filter_of_a_bank_responds_to_a_constant(
     assert flat[1:].sum(1).abs().lt(1e-6).all()
 
 
-def test_laplacian_equals_the_formula() -> None:
+def test_laplacian_equals_the_formula():
     size, spacing, sigma = (5, 7), (1.0, 0.8), 1.1
     for index, scale in enumerate((1.0, 1.5, 2.0), start=1):
         expected = np.zeros(size)
@@ -131,7 +127,7 @@ def test_laplacian_equals_the_formula() -> None:
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.5, 0.5, 1.5)])
-def test_each_line_filter_responds_most_to_its_own_line(spacing: tuple[float, ...]) -> None:
+def test_each_line_filter_responds_most_to_its_own_line(spacing):
     """A bright line through the centre voxel, along each of the 13 directions of the voxel grid."""
     bank = lines((5, 5, 5), spacing, 0.9)[1:]
     steps = [s for s in np.ndindex(3, 3, 3) if next((c for c in np.array(s) - 1 if c), 0) > 0]
@@ -142,7 +138,7 @@ def test_each_line_filter_responds_most_to_its_own_line(spacing: tuple[float, ..
         assert int((bank * image).sum((1, 2, 3)).argmax()) == own
 
 
-def test_gabor_pairs_are_even_and_odd_waves_along_their_direction() -> None:
+def test_gabor_pairs_are_even_and_odd_waves_along_their_direction():
     bank = gabor((7, 7), None, 1.5)
     directions = [(0, 1), (1, -1), (1, 0), (1, 1)]
     for index, direction in enumerate(directions):
@@ -162,12 +158,12 @@ def test_gabor_pairs_are_even_and_odd_waves_along_their_direction() -> None:
         np.testing.assert_allclose(odd.numpy(), sin / np.linalg.norm(sin), atol=1e-6)
 
 
-def test_several_banks_by_name_are_joined_without_repeated_filters() -> None:
+def test_several_banks_by_name_are_joined_without_repeated_filters():
     both = filter_bank(["jet", "lines"], (3, 3))
     torch.testing.assert_close(both, torch.cat([gaussian_jet((3, 3)), lines((3, 3))[1:]]))
     for word, make in BANKS.items():
         torch.testing.assert_close(filter_bank(word, (3, 3, 3)), make((3, 3, 3), None, None))
 
 
-def test_a_ball_always_contains_the_centre() -> None:
+def test_a_ball_always_contains_the_centre():
     assert int(ball((3, 3), (1.0, 1.0), 1e-3).sum()) == 1 and bool(ball((3, 3), (1.0, 1.0), 1e-3)[1, 1])

@@ -18,7 +18,7 @@ class Halved(nn.Module):
         return bias / 2
 
 
-def test_a_folded_layer_is_plain_beside_a_parametrization_of_another_package() -> None:
+def test_a_folded_layer_is_plain_beside_a_parametrization_of_another_package():
     """`transform` overrides `forward`, which must go with its prior while the bias stays computed."""
     conv = transform(nn.Conv2d(2, 3, 3))
     parametrize.register_parametrization(conv, "bias", Halved())
@@ -47,7 +47,7 @@ class Doubled(Foldable):
         return self.conv
 
 
-def test_what_a_layer_folds_to_is_compared_with_it() -> None:
+def test_what_a_layer_folds_to_is_compared_with_it():
     convs = [nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.Conv2d(3, 2, 3, padding=1, bias=False)]
     image = torch.randn(1, 1, 6, 7)
     right = nn.Sequential(*map(Doubled, convs))
@@ -61,9 +61,7 @@ def test_what_a_layer_folds_to_is_compared_with_it() -> None:
 
 
 @pytest.mark.parametrize("module", ["mine.doubled", "medconv.convs.doubled"])
-def test_a_wrong_fold_is_named_wherever_its_class_is_written(
-    monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_a_wrong_fold_is_named_wherever_its_class_is_written(monkeypatch, module):
     monkeypatch.setattr(Doubled, "__module__", module)
     conv = nn.Conv2d(1, 2, 3, padding=1)
     with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubled returns differs"):
@@ -77,7 +75,7 @@ class Doubtful(SqueezeExcitation):
         return nn.Identity()
 
 
-def test_a_subclass_of_a_layer_with_a_tested_fold_is_checked() -> None:
+def test_a_subclass_of_a_layer_with_a_tested_fold_is_checked():
     image = torch.randn(1, 4, 6, 7)
     check_folds(nn.Sequential(SqueezeExcitation(2, 4, 2)), image)
     with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubtful returns differs"):
@@ -103,7 +101,7 @@ class Calling(nn.Module):
         return self.layer(x.clone(), scale=3)
 
 
-def test_right_layers_of_any_form_pass() -> None:
+def test_right_layers_of_any_form_pass():
     check_folds(Calling(), torch.randn(1, 1, 4, 4))
 
 
@@ -111,7 +109,7 @@ class Gate(nn.Conv2d):
     """A convolution of a user's that inherits from torch's and is no `Foldable`."""
 
 
-def test_classes_that_fold_to_themselves_are_named() -> None:
+def test_classes_that_fold_to_themselves_are_named():
     prior = smooth(nn.Conv2d(2, 2, 3), throughout=True)
     network = nn.Sequential(nn.Sequential(Gate(1, 2, 3), nn.ReLU()), prior, SqueezeExcitation(2, 2, 2))
     assert classes_that_stay(network, ["0", "1", "2"]) == {Gate}

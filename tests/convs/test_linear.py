@@ -12,12 +12,12 @@ from torch.nn.utils import parametrize
 from medconv.convs import acs, ball, basis, filter_bank, spacing, transform
 
 
-def coefficients(conv: nn.Module) -> np.ndarray:
+def coefficients(conv):
     """(out, in, coefficients), float64."""
     return conv.parametrizations.weight.original.detach().double().numpy().transpose(0, 2, 1)
 
 
-def taps(kernel_size: tuple[int, ...]) -> list[tuple[int, ...]]:
+def taps(kernel_size):
     return list(product(*map(range, kernel_size)))
 
 
@@ -32,7 +32,7 @@ def taps(kernel_size: tuple[int, ...]) -> list[tuple[int, ...]]:
     ],
     ids=["2d", "flat 3d", "two banks", "own bank", "grouped"],
 )
-def test_basis_kernels_are_sums_of_the_filters(conv: nn.Module, arguments: dict, filters: int) -> None:
+def test_basis_kernels_are_sums_of_the_filters(conv, arguments, filters):
     bank = arguments.get("bank", "jet")
     if not isinstance(bank, torch.Tensor):
         bank = filter_bank(bank, conv.kernel_size, arguments.get("spacing_mm"), arguments.get("sigma_mm"))
@@ -46,7 +46,7 @@ def test_basis_kernels_are_sums_of_the_filters(conv: nn.Module, arguments: dict,
     assert all(buffer.is_contiguous() for buffer in conv.buffers())  # NCCL sends no others
 
 
-def test_arguments_in_mm_are_scaled_with_the_voxels_of_a_layer() -> None:
+def test_arguments_in_mm_are_scaled_with_the_voxels_of_a_layer():
     conv = lambda: nn.Conv2d(2, 2, 3, padding=1)  # noqa: E731
     deep, fine = {"spacing_mm": (4.0, 4.0), "scale": 4.0}, {"spacing_mm": (1.0, 1.0)}
     for make, key in ((transform, "sigma_mm"), (basis, "sigma_mm")):
@@ -63,7 +63,7 @@ def test_arguments_in_mm_are_scaled_with_the_voxels_of_a_layer() -> None:
         assert len(shapes) == 1
 
 
-def test_sigma_is_scaled_with_the_voxels_of_a_layer() -> None:
+def test_sigma_is_scaled_with_the_voxels_of_a_layer():
     deep = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(4.0, 4.0), scale=4.0)
     fine = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(1.0, 1.0))
     torch.testing.assert_close(
@@ -83,9 +83,7 @@ def test_sigma_is_scaled_with_the_voxels_of_a_layer() -> None:
         (nn.Conv2d(2, 3, 3), None, 0.1, 1),
     ],
 )
-def test_ball_has_the_taps_within_its_radius_and_no_others(
-    conv: nn.Module, spacing_mm: tuple | None, radius_mm: float | None, inside: int
-) -> None:
+def test_ball_has_the_taps_within_its_radius_and_no_others(conv, spacing_mm, radius_mm, inside):
     size = conv.kernel_size
     ball(conv, spacing_mm=spacing_mm, radius_mm=radius_mm)
     places = spacing_mm or (1.0,) * len(size)
@@ -102,7 +100,7 @@ def test_ball_has_the_taps_within_its_radius_and_no_others(
     assert place == learned.shape[2] == inside
 
 
-def interpolated(kernel: np.ndarray, at_mm: tuple[float, ...], reference_mm: float) -> float:
+def interpolated(kernel, at_mm, reference_mm):
     """A kernel (k, k, ...) on a grid of `reference_mm`, interpolated linearly at a place; 0 outside."""
     total = 0.0
     for tap in np.ndindex(kernel.shape):
@@ -123,9 +121,7 @@ def interpolated(kernel: np.ndarray, at_mm: tuple[float, ...], reference_mm: flo
         (nn.Conv2d(2, 2, (3, 5), padding="same"), (0.8, 0.7), 1.0, (5, 9)),
     ],
 )
-def test_spacing_interpolates_one_kernel_in_mm(
-    conv: nn.Module, spacing_mm: tuple, reference_mm: float | None, size: tuple
-) -> None:
+def test_spacing_interpolates_one_kernel_in_mm(conv, spacing_mm, reference_mm, size):
     axes, image = len(spacing_mm), torch.randn(1, conv.in_channels, *[12] * len(spacing_mm))
     shape, own = conv(image).shape, conv.kernel_size
     spacing(conv, spacing_mm=spacing_mm, reference_mm=reference_mm)
@@ -140,7 +136,7 @@ def test_spacing_interpolates_one_kernel_in_mm(
         assert float(conv.weight[(o, i, *tap)].detach()) == pytest.approx(expected, abs=1e-5)
 
 
-def test_one_kernel_in_mm_gives_one_response_on_two_grids() -> None:
+def test_one_kernel_in_mm_gives_one_response_on_two_grids():
     """A smooth image sampled at 1 mm and at 0.5 mm: the same kernel answers alike at the same places."""
     coarse = spacing(nn.Conv2d(1, 1, 3, padding=1, bias=False), spacing_mm=(1.0, 1.0), reference_mm=1.0)
     fine = spacing(nn.Conv2d(1, 1, 3, padding=1, bias=False), spacing_mm=(0.5, 0.5), reference_mm=1.0)
@@ -156,7 +152,7 @@ def test_one_kernel_in_mm_gives_one_response_on_two_grids() -> None:
     assert float((on_coarse - on_fine)[inner].abs().max()) < 0.02 * float(on_coarse[inner].abs().max())
 
 
-def test_init_from_weights_keeps_the_kernel_on_its_own_grid() -> None:
+def test_init_from_weights_keeps_the_kernel_on_its_own_grid():
     conv = nn.Conv2d(2, 3, 3, padding=1)
     before = conv.weight.detach().clone()
     spacing(conv, spacing_mm=(2.0, 2.0), init_from_weights=True)
@@ -207,12 +203,12 @@ def test_init_from_weights_keeps_the_kernel_on_its_own_grid() -> None:
         (lambda: acs(nn.Conv3d(2, 2, (1, 3, 3))), r"one odd number along all axes.*\(1, 3, 3\)"),
     ],
 )
-def test_errors_name_the_argument_and_its_value(make, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_a_refused_convolution_is_unchanged() -> None:
+def test_a_refused_convolution_is_unchanged():
     conv = nn.Conv2d(2, 2, 3)
     with pytest.raises(ValueError, match="no padding"):
         spacing(conv, spacing_mm=(1.0, 5.0))

@@ -15,14 +15,14 @@ from medconv.convs import fold_convs, masked
     [torch.rand(3, 3), torch.randint(0, 2, (3, 3, 3)), torch.rand(4, 1, 3, 3), torch.rand(4, 3, 3, 3)],
     ids=["of the kernel", "of inputs and kernel", "of outputs", "full"],
 )
-def test_the_weight_is_the_mask_times_the_parameter(mask: torch.Tensor) -> None:
+def test_the_weight_is_the_mask_times_the_parameter(mask):
     conv = masked(nn.Conv2d(3, 4, 3), mask=mask)
     parameter = conv.parametrizations.weight.original.detach()
     torch.testing.assert_close(conv.weight.detach(), parameter * mask)
 
 
 @pytest.mark.parametrize("mask", ["cross", [[1, 0, 1], [0, 1, 0], [1, 0, 1]]])
-def test_taps_that_a_mask_of_0_and_1_leaves_out_are_not_stored(mask: object) -> None:
+def test_taps_that_a_mask_of_0_and_1_leaves_out_are_not_stored(mask):
     conv = masked(nn.Conv2d(3, 4, 3), mask=mask)
     values = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 1, 0]] if mask == "cross" else mask)
     parameter = conv.parametrizations.weight.original
@@ -34,7 +34,7 @@ def test_taps_that_a_mask_of_0_and_1_leaves_out_are_not_stored(mask: object) -> 
 @pytest.mark.parametrize(
     ("size", "taps"), [((3, 3, 3), 7), ((5, 3), 7), ((1, 3, 3), 5), ((1, 1, 3), 3), ((3,), 3)]
 )
-def test_a_cross_has_the_taps_on_its_axes(size: tuple[int, ...], taps: int) -> None:
+def test_a_cross_has_the_taps_on_its_axes(size, taps):
     conv = masked({1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(size)](1, 1, size))
     inside = conv.weight.detach()[0, 0] != 0
     assert int(inside.sum()) == taps
@@ -44,9 +44,7 @@ def test_a_cross_has_the_taps_on_its_axes(size: tuple[int, ...], taps: int) -> N
 
 @pytest.mark.parametrize("channels", [None, [0, 1, 2], [4, 0, 3]])
 @pytest.mark.parametrize("mask", [torch.ones(3, 3), torch.rand(3, 3), torch.rand(4, 5, 3, 3)])
-def test_a_part_of_a_wider_weight_has_the_exact_gradient(
-    channels: list[int] | None, mask: torch.Tensor
-) -> None:
+def test_a_part_of_a_wider_weight_has_the_exact_gradient(channels, mask):
     wide = nn.Parameter(torch.randn(4, 5, 3, 3))
     conv, image = (
         masked(nn.Conv2d(3, 4, 3, bias=False), mask=mask, weight=wide, channels=channels),
@@ -60,7 +58,7 @@ def test_a_part_of_a_wider_weight_has_the_exact_gradient(
     torch.testing.assert_close(fold_convs(conv)(image), expected)
 
 
-def test_several_convolutions_share_one_weight() -> None:
+def test_several_convolutions_share_one_weight():
     wide = nn.Parameter(torch.randn(4, 6, 3, 3))
     first = masked(nn.Conv2d(2, 4, 3), mask=torch.ones(3, 3), weight=wide)
     second = masked(nn.Conv2d(6, 4, 3), mask=torch.ones(3, 3), weight=wide)
@@ -72,7 +70,7 @@ def test_several_convolutions_share_one_weight() -> None:
     assert not any(p is wide for p in copied.parameters())
 
 
-def test_folded_parts_of_one_weight_are_separate() -> None:
+def test_folded_parts_of_one_weight_are_separate():
     wide, image = nn.Parameter(torch.randn(4, 6, 3, 3)), torch.randn(1, 4, 8, 8)
     rows, columns = [[0, 0, 0], [1, 1, 1], [0, 0, 0]], [[0, 1, 0]] * 3
     parts = [masked(nn.Conv2d(4, 4, 3, padding=1), weight=wide, mask=mask) for mask in (rows, columns)]
@@ -82,14 +80,14 @@ def test_folded_parts_of_one_weight_are_separate() -> None:
     assert folded[0].weight is not folded[1].weight
 
 
-def test_masked_weights_get_no_gradient() -> None:
+def test_masked_weights_get_no_gradient():
     conv = masked(nn.Conv3d(2, 2, 3), weight=torch.randn(2, 2, 3, 3, 3))
     conv(torch.randn(1, 2, 4, 4, 4)).square().sum().backward()
     gradient = conv.parametrizations.weight.original.grad
     assert not gradient[..., 0, 0, 0].any() and gradient[..., 1, 1, 1].all()
 
 
-def test_init_from_weights_keeps_the_unmasked_weights() -> None:
+def test_init_from_weights_keeps_the_unmasked_weights():
     plain = nn.Conv2d(2, 3, 3)
     conv = masked(deepcopy(plain), init_from_weights=True)
     assert torch.equal(conv.weight[..., 1, :], plain.weight[..., 1, :])
@@ -123,11 +121,11 @@ def test_init_from_weights_keeps_the_unmasked_weights() -> None:
         ),
     ],
 )
-def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         masked(nn.Conv2d(3, 4, 3), **arguments)
 
 
-def test_a_cross_needs_an_odd_kernel() -> None:
+def test_a_cross_needs_an_odd_kernel():
     with pytest.raises(ValueError, match=r"kernel_size must be odd.*\(3, 4\)"):
         masked(nn.Conv2d(1, 1, (3, 4)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ LINEAR = [*PRIORS, *((name, dims) for name in FACTORISED for dims in dims_of(nam
 
 
 @pytest.mark.parametrize(("name", "dims"), LINEAR)
-def test_a_new_kernel_has_the_variance_of_the_old_one(name: str, dims: int) -> None:
+def test_a_new_kernel_has_the_variance_of_the_old_one(name, dims):
     conv = CONV[dims](16, 24, 3, padding=1)
     with torch.no_grad():
         conv.weight.normal_(std=0.37, generator=torch.Generator().manual_seed(1))
@@ -44,7 +43,7 @@ def test_a_new_kernel_has_the_variance_of_the_old_one(name: str, dims: int) -> N
 
 
 @pytest.mark.parametrize(("name", "dims"), LINEAR)
-def test_new_weights_are_random_unless_init_from_weights(name: str, dims: int) -> None:
+def test_new_weights_are_random_unless_init_from_weights(name, dims):
     conv = CONV[dims](4, 6, 3, padding=1)
     first, second = (build(name, dims, seed, deepcopy(conv)) for seed in (0, 1))
     assert not torch.allclose(dense_weight(name, first), dense_weight(name, second))
@@ -53,7 +52,7 @@ def test_new_weights_are_random_unless_init_from_weights(name: str, dims: int) -
 
 
 @pytest.mark.parametrize(("name", "dims"), [case for case in LINEAR if case[0] != "spacing"])
-def test_init_from_weights_reproduces_a_kernel_of_the_prior(name: str, dims: int) -> None:
+def test_init_from_weights_reproduces_a_kernel_of_the_prior(name, dims):
     kernel = dense_weight(name, build(name, dims)).float()
     conv = CONV[dims](4, 6, 3, padding=1)
     with torch.no_grad():
@@ -67,7 +66,7 @@ EXACT = ("spacing", "smooth", "share")  # which every kernel fits
 
 
 @pytest.mark.parametrize(("name", "dims"), [case for case in PRIORS if case[0] not in EXACT])
-def test_init_from_weights_takes_the_nearest_kernel_of_the_prior(name: str, dims: int) -> None:
+def test_init_from_weights_takes_the_nearest_kernel_of_the_prior(name, dims):
     """The error is orthogonal to every direction in which the parameters can change the kernel."""
     conv = CONV[dims](4, 6, 3, padding=1)
     weight = conv.weight.detach().double()
@@ -81,7 +80,7 @@ def test_init_from_weights_takes_the_nearest_kernel_of_the_prior(name: str, dims
 
 
 @pytest.mark.parametrize("make", [bottleneck, separable, basis])
-def test_a_layer_of_zeros_still_learns(make: Make) -> None:
+def test_a_layer_of_zeros_still_learns(make):
     conv = nn.Conv2d(4, 4, 3, padding=1)
     nn.init.zeros_(conv.weight)
     module = make(conv)
@@ -101,7 +100,7 @@ def test_a_layer_of_zeros_still_learns(make: Make) -> None:
         lambda conv: spacing(conv),
     ],
 )
-def test_a_refused_layer_is_unchanged(refused: Make) -> None:
+def test_a_refused_layer_is_unchanged(refused):
     conv = nn.Conv2d(4, 4, 3)
     before = deepcopy(conv.state_dict())
     with pytest.raises(ValueError, match="every weight zero|spacing_mm is needed"):
@@ -118,7 +117,7 @@ class Reflecting(nn.Conv2d):
 
 
 @pytest.mark.parametrize("size", [4, 64])
-def test_a_prior_keeps_a_custom_forward_and_other_convolutions_refuse_it(size: int) -> None:
+def test_a_prior_keeps_a_custom_forward_and_other_convolutions_refuse_it(size):
     conv = transform(Reflecting(16, 16, 3))
     with torch.no_grad():
         assert conv(torch.randn(1, 16, size, size)).shape[-1] == size
@@ -129,7 +128,7 @@ def test_a_prior_keeps_a_custom_forward_and_other_convolutions_refuse_it(size: i
     assert swap_convs(network, bottleneck).kept == {"0": "own forward"}
 
 
-def test_a_weight_that_a_hook_computes_is_kept() -> None:
+def test_a_weight_that_a_hook_computes_is_kept():
     with pytest.warns(FutureWarning):
         normed = torch.nn.utils.weight_norm(nn.Conv2d(2, 2, 3))
     for make in (basis, bottleneck, transform):
@@ -138,7 +137,7 @@ def test_a_weight_that_a_hook_computes_is_kept() -> None:
 
 
 @pytest.mark.parametrize("make", [bottleneck, separable, se, basis])
-def test_a_module_under_two_names_stays_one_module(make: Make) -> None:
+def test_a_module_under_two_names_stays_one_module(make):
     conv = nn.Conv2d(4, 4, 3, padding=1)
     network = nn.Sequential(conv, nn.ReLU(), conv)
     swap_convs(network, make)
@@ -157,6 +156,6 @@ def test_a_module_under_two_names_stays_one_module(make: Make) -> None:
         (lambda: nn.Conv2d(4, 4, 3, device="meta"), "Conv2d has no values in its weight yet"),
     ],
 )
-def test_weights_without_values_are_refused(conv: Any, layer: Any, message: str) -> None:
+def test_weights_without_values_are_refused(conv, layer, message):
     with pytest.raises(UnsuitableLayerError, match=message):
         conv(layer())

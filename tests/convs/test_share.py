@@ -15,7 +15,7 @@ from medconv.convs.parametrization import UnsuitableLayerError
 from medconv.convs.share import shared
 
 
-def test_the_first_output_channels_have_the_prior() -> None:
+def test_the_first_output_channels_have_the_prior():
     conv = nn.Conv3d(2, 10, 3, padding=1)
     before = conv.weight.detach().clone()
     shared(conv, ball, 0.3)  # without the eight corners
@@ -25,12 +25,12 @@ def test_the_first_output_channels_have_the_prior() -> None:
 
 
 @pytest.mark.parametrize(("share", "outputs"), [(0.01, 1), (0.99, 3)])
-def test_there_is_always_one_of_both(share: float, outputs: int) -> None:
+def test_there_is_always_one_of_both(share, outputs):
     conv = shared(nn.Conv2d(1, 4, 3), ball, share)
     assert conv.get_parameter("parametrizations.weight.original0").shape[0] == outputs
 
 
-def test_both_parts_learn() -> None:
+def test_both_parts_learn():
     conv = shared(nn.Conv2d(2, 4, 3), ball, 0.5)
     conv(torch.randn(1, 2, 5, 5)).square().sum().backward()
     gradients = [parameter.grad for name, parameter in conv.named_parameters() if "original" in name]
@@ -40,7 +40,7 @@ def test_both_parts_learn() -> None:
 @pytest.mark.parametrize(
     "conv", [separable, partial(masked, mask=torch.rand(3, 3)), partial(spacing, spacing_mm=(1.0, 3.0))]
 )
-def test_what_cannot_be_shared_is_refused_by_the_layer_s_name(conv) -> None:
+def test_what_cannot_be_shared_is_refused_by_the_layer_s_name(conv):
     network = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
     with pytest.raises(ValueError, match=r"layer 0: share needs kernels of the layer's own size"):
         swap_convs(network, conv, share=0.5)
@@ -51,35 +51,35 @@ class Negative(nn.Conv2d):
         return -super().forward(input)
 
 
-def negative(conv: nn.Conv2d) -> nn.Conv2d:
+def negative(conv):
     conv.__class__ = Negative
     return conv
 
 
-def test_what_changes_the_class_is_refused() -> None:
+def test_what_changes_the_class_is_refused():
     with pytest.raises(ValueError, match="share needs kernels of the layer's own size"):
         shared(nn.Conv2d(2, 4, 3), negative, 0.5)
 
 
-def test_a_layer_with_one_output_stays() -> None:
+def test_a_layer_with_one_output_stays():
     with pytest.raises(UnsuitableLayerError, match="two output channels"):
         shared(nn.Conv2d(4, 1, 3), ball, 0.5)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_a_share_out_of_range_is_refused(share: float) -> None:
+def test_a_share_out_of_range_is_refused(share):
     with pytest.raises(ValueError, match=f"share must be a number, more than 0 and at most 1, got {share}"):
         swap_convs(nn.Sequential(nn.Conv2d(4, 4, 3)), ball, share=share)
 
 
-def test_new_weights_alone_are_shared_too() -> None:
+def test_new_weights_alone_are_shared_too():
     conv = nn.Conv3d(2, 10, 3, padding=1)
     before = conv.weight.detach().clone()
     assert shared(conv, smooth, 0.3) is conv and not is_parametrized(conv)
     assert torch.equal((conv.weight == before).flatten(1).all(1), torch.arange(10) >= 3)
 
 
-def test_folding_leaves_one_plain_kernel() -> None:
+def test_folding_leaves_one_plain_kernel():
     network = nn.Sequential(nn.Conv3d(2, 6, 3), nn.ReLU(), nn.Conv3d(6, 4, 3))
     report = swap_convs(network, acs, share=0.5)
     image = torch.randn(1, 2, 6, 6, 6)

@@ -12,7 +12,7 @@ from medconv.convs.parametrization import only_draws
 from medconv.convs.smooth import covariance
 
 
-def test_the_covariance_follows_its_formula() -> None:
+def test_the_covariance_follows_its_formula():
     taps = covariance((3, 1), (2.0, 1.0), 1.5, 1.0, 0.5)
     raw = [
         [math.exp(-(x * x + y * y) / 9 - (x - y) ** 2 / 2) + 0.5 * (x == y) for y in (-2, 0, 2)]
@@ -22,7 +22,7 @@ def test_the_covariance_follows_its_formula() -> None:
     torch.testing.assert_close(taps, torch.tensor(raw, dtype=torch.float64) * scale)
 
 
-def test_an_isotropic_kernel_has_a_soft_jet() -> None:
+def test_an_isotropic_kernel_has_a_soft_jet():
     """As eigenvalues: a blob, three slopes, then three and three of second order, and the rest."""
     values = torch.linalg.eigvalsh(covariance((3, 3, 3), (1.0, 1.0, 1.0), 1.5, 1.0, 0.1)).flip(0)
     assert values[0] > 2 * values[1] and values[1] == pytest.approx(float(values[3]))
@@ -31,7 +31,7 @@ def test_an_isotropic_kernel_has_a_soft_jet() -> None:
 
 
 @pytest.mark.parametrize("throughout", [False, True])
-def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance(throughout: bool) -> None:
+def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance(throughout):
     torch.manual_seed(0)
     conv = nn.Conv2d(256, 256, 3)
     before = conv.weight.detach().square().mean()
@@ -42,14 +42,14 @@ def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance(throug
     torch.testing.assert_close(seen, covariance((3, 3), (1, 1), 2.0, 0.8, 0.1).float(), atol=0.03, rtol=0.03)
 
 
-def test_taps_across_thick_slices_vary_less() -> None:
+def test_taps_across_thick_slices_vary_less():
     torch.manual_seed(0)
     weight = smooth(nn.Conv3d(64, 64, 3), spacing_mm=(1.0, 1.0, 4.0)).weight.detach()
     variance = weight.square().mean((0, 1))
     assert variance[1, 1, 0] < 0.5 * variance[0, 1, 1] < variance[1, 1, 1]
 
 
-def test_a_layer_with_new_weights_is_the_same_plain_layer() -> None:
+def test_a_layer_with_new_weights_is_the_same_plain_layer():
     conv = nn.Conv3d(4, 6, 3, groups=2, dtype=torch.float64).to(memory_format=torch.channels_last_3d)
     parameter = conv.weight
     made = smooth(conv)
@@ -57,14 +57,14 @@ def test_a_layer_with_new_weights_is_the_same_plain_layer() -> None:
     assert conv.weight.is_contiguous(memory_format=torch.channels_last_3d)
 
 
-def test_weights_that_start_at_zero_stay_there() -> None:
+def test_weights_that_start_at_zero_stay_there():
     """As those of a residual branch that is to begin as nothing."""
     conv = nn.Conv2d(2, 2, 3)
     nn.init.zeros_(conv.weight)
     assert not smooth(conv).weight.any()
 
 
-def test_pretrained_weights_are_kept_and_folded() -> None:
+def test_pretrained_weights_are_kept_and_folded():
     conv = nn.Conv3d(4, 6, 3, padding=1)
     image, before = torch.randn(1, 4, 6, 6, 6), conv.weight.detach().clone()
     made = smooth(conv, spacing_mm=(1.0, 1.0, 3.0), throughout=True, init_from_weights=True)
@@ -91,23 +91,23 @@ def test_pretrained_weights_are_kept_and_folded() -> None:
         ({"spacing_mm": (1.0,)}, "spacing_mm must have 2 numbers"),
     ],
 )
-def test_values_out_of_range_are_errors(arguments: dict, message: str) -> None:
+def test_values_out_of_range_are_errors(arguments, message):
     with pytest.raises(ValueError, match=message):
         smooth(nn.Conv2d(2, 2, 3), **arguments)
 
 
 @pytest.mark.parametrize("name", ["extent_mm", "length_mm", "floor"])
 @pytest.mark.parametrize("value", [1e-200, 1e200])
-def test_extreme_values_give_finite_kernels(name: str, value: float) -> None:
+def test_extreme_values_give_finite_kernels(name, value):
     assert smooth(nn.Conv2d(2, 2, 3), **{name: value}).weight.isfinite().all()
 
 
-def test_an_even_kernel_is_an_error() -> None:
+def test_an_even_kernel_is_an_error():
     with pytest.raises(ValueError, match=r"kernel_size must be odd.*\(4, 4\)"):
         smooth(nn.Conv2d(2, 2, 4))
 
 
-def test_only_new_weights_are_drawn_unless_the_prior_holds_throughout() -> None:
+def test_only_new_weights_are_drawn_unless_the_prior_holds_throughout():
     assert only_draws(smooth)
     assert only_draws(partial(smooth, floor=0.1))
     assert only_draws(plain)

@@ -10,7 +10,7 @@ from torch import nn
 from medconv.convs import basis, fold_convs, se
 
 
-def test_se_wraps_any_convolution() -> None:
+def test_se_wraps_any_convolution():
     torch.manual_seed(0)
     plain, image = nn.Conv3d(2, 8, 3), torch.randn(2, 2, 5, 5, 5)
     module = se(plain, reduction=4, inner=basis)
@@ -23,7 +23,7 @@ def test_se_wraps_any_convolution() -> None:
                                         if "mixtures" not in k}  # fmt: skip
 
 
-def test_se_scales_each_channel_by_a_gate_from_all_channel_means() -> None:
+def test_se_scales_each_channel_by_a_gate_from_all_channel_means():
     module = build("se", 2)
     x = image(2)
     features = module[0](x).detach().double().numpy()

@@ -4,7 +4,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 
@@ -19,7 +18,7 @@ from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs
 from medconv.models.unet import UNet
 
 DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
+NETWORKS = {
     "unet 3d": (lambda: UNet(3, 1, 2, (4, 6, 8), (2, (1, 2, 2))), 10, {DOWN: 2, UP: 2, POINT: 1}),
     "unet 2d": (lambda: UNet(2, 1, 2, (4, 8), (2,), kernel_size=(5, 3)), 6, {DOWN: 1, UP: 1, POINT: 1}),
     # Residual units: two convolutions, and a strided 3x3 or a 1x1 on the short cut; the last unit of the way
@@ -40,7 +39,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
 
 
 # 3D, 32 voxels: number of spatial convolutions, and of those that stay.
-MONAI: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
+MONAI = {
     "unet": (lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=2), 10, {UP: 2}),
     "dynunet": (
         lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8]),
@@ -59,24 +58,24 @@ MONAI: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
 }
 
 
-def convolutions(network: nn.Module) -> list[nn.Module]:
+def convolutions(network):
     kinds = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     return [layer for layer in network.modules() if isinstance(layer, kinds)]
 
 
-def image_for(network: nn.Module) -> torch.Tensor:
+def image_for(network):
     two = any(isinstance(layer, nn.Conv2d) for layer in network.modules())
     return torch.randn(2, 1, *[8] * (2 if two else 3))
 
 
 @pytest.fixture(params=NETWORKS)
-def case(request: pytest.FixtureRequest) -> tuple[nn.Module, int, dict[str, int]]:
+def case(request):
     torch.manual_seed(0)
     build, swapped, kept = NETWORKS[request.param]
     return build(), swapped, kept
 
 
-def test_the_report_counts_swapped_layers_and_reasons(case: tuple[nn.Module, int, dict[str, int]]) -> None:
+def test_the_report_counts_swapped_layers_and_reasons(case):
     network, swapped, kept = case
     report = swap_convs(network, transform)
     assert len(report.swapped) == swapped
@@ -86,7 +85,7 @@ def test_the_report_counts_swapped_layers_and_reasons(case: tuple[nn.Module, int
     assert parametrized == set(report.swapped)
 
 
-def test_swapped_network_learns(case: tuple[nn.Module, int, dict[str, int]]) -> None:
+def test_swapped_network_learns(case):
     network, _, _ = case
     image = image_for(network)
     shape = network(image).shape
@@ -98,7 +97,7 @@ def test_swapped_network_learns(case: tuple[nn.Module, int, dict[str, int]]) -> 
     assert any(name.endswith("parametrizations.weight.original") for name, _ in network.named_parameters())
 
 
-def test_fold_leaves_a_plain_network_of_equal_output(case: tuple[nn.Module, int, dict[str, int]]) -> None:
+def test_fold_leaves_a_plain_network_of_equal_output(case):
     network, _, _ = case
     bare = deepcopy(network)
     image = image_for(network)
@@ -127,7 +126,7 @@ def test_fold_leaves_a_plain_network_of_equal_output(case: tuple[nn.Module, int,
     assert all(p.grad is not None for p in network.parameters())
 
 
-def test_where_selects_by_name() -> None:
+def test_where_selects_by_name():
     network = UNet(2, 1, 2, (4, 8), (2,))
     report = swap_convs(network, transform, where=r"^encoder\.1")
     assert report.swapped == ["encoder.1.0", "encoder.1.3"]
@@ -136,7 +135,7 @@ def test_where_selects_by_name() -> None:
     assert not parametrize.is_parametrized(network.get_submodule("encoder.0.0"))
 
 
-def test_report_is_one_line() -> None:
+def test_report_is_one_line():
     report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), transform)
     assert (
         str(report) == "6 convolutions swapped, 3 kept (1 down-sampling by its kernel, 1 transposed, 1 1x1)"
@@ -163,7 +162,7 @@ def test_report_is_one_line() -> None:
         (nets.MedNeXt(3, 4, 1, 2), None, r"53 1x1, 22 grouped, 5 transposed"),
     ],
 )
-def test_nothing_swapped_is_an_error(network: nn.Module, where: str | None, message: str) -> None:
+def test_nothing_swapped_is_an_error(network, where, message):
     with pytest.raises(ValueError, match=message):
         swap_convs(network, transform, where)
 
@@ -176,7 +175,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("name", "conv"), PAIRS)
-def test_every_convolution_goes_into_every_network(name: str, conv: str) -> None:
+def test_every_convolution_goes_into_every_network(name, conv):
     torch.manual_seed(0)
     build, swapped, kept = MONAI[name]
     network, image = build(), torch.randn(2, 1, 32, 32, 32)
@@ -196,11 +195,11 @@ def test_every_convolution_goes_into_every_network(name: str, conv: str) -> None
     assert not [m for m in folded.modules() if type(m).__module__.startswith("medconv")]
 
 
-def test_each_layer_gets_the_spacing_of_its_own_grid() -> None:
+def test_each_layer_gets_the_spacing_of_its_own_grid():
     network = UNet(3, 1, 2, (4, 6, 8), ((2, 2, 1), 2))
     grids = []
 
-    def note(conv: nn.Module, spacing_mm: tuple[float, ...], scale: float) -> nn.Module:
+    def note(conv, spacing_mm, scale):
         grids.append((spacing_mm, scale))
         return conv
 
@@ -225,38 +224,38 @@ def test_each_layer_gets_the_spacing_of_its_own_grid() -> None:
         ),
     ],
 )
-def test_spacing_needs_an_example_and_positive_numbers(grid: dict, message: str) -> None:
+def test_spacing_needs_an_example_and_positive_numbers(grid, message):
     with pytest.raises(ValueError, match=message):
         swap_convs(UNet(2, 1, 2, (4, 8), (2,)), ball, **grid)
 
 
-def test_other_parametrizations_are_kept_and_not_folded() -> None:
+def test_other_parametrizations_are_kept_and_not_folded():
     network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 2, 3)), nn.Conv2d(2, 2, 3))
     assert swap_convs(network, basis).kept == {"0": "parametrized already"}
     folded = fold_convs(network)
     assert parametrize.is_parametrized(folded[0]) and not parametrize.is_parametrized(folded[1])
 
 
-def test_the_report_has_the_error_of_projected_weights() -> None:
+def test_the_report_has_the_error_of_projected_weights():
     report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), partial(basis, init_from_weights=True))
     assert set(report.errors) == set(report.swapped) and all(0 < e < 1 for e in report.errors.values())
     assert re.search(r"; weights kept with a relative error of 0\.\d+, 0\.\d+ at most$", str(report))
 
 
-def test_a_refused_layer_is_named() -> None:
+def test_a_refused_layer_is_named():
     network = nn.ModuleDict({"body": nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 4))})
     with pytest.raises(ValueError, match=r"layer body\.1: kernel_size must be odd.*\(4, 4\)"):
         swap_convs(network, transform)
 
 
-def test_partial_passes_arguments_to_each_layer() -> None:
+def test_partial_passes_arguments_to_each_layer():
     network = UNet(2, 1, 2, (4, 8), (2,))
     swap_convs(network, partial(transform, transform_channels=3))
     transforms = [p.shape for name, p in network.named_parameters() if name.endswith("original")]
     assert [shape[0] for shape in transforms] == [3] * 6
 
 
-def test_any_module_may_replace_a_convolution() -> None:
+def test_any_module_may_replace_a_convolution():
     network = nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), nn.Conv2d(2, 1, 1))
     report = swap_convs(network, lambda conv: nn.Sequential(conv, nn.Dropout()))
     assert report.swapped == ["0.0"]
@@ -264,7 +263,7 @@ def test_any_module_may_replace_a_convolution() -> None:
     assert network(torch.randn(1, 1, 4, 4)).shape == (1, 1, 2, 2)
 
 
-def test_plain_changes_nothing() -> None:
+def test_plain_changes_nothing():
     network = UNet(2, 1, 2, (4, 8), (2,))
     before, layers = deepcopy(network.state_dict()), list(network.modules())
     assert len(swap_convs(network, plain).swapped) == 6
@@ -272,7 +271,7 @@ def test_plain_changes_nothing() -> None:
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
-def test_layers_that_share_a_weight_are_kept() -> None:
+def test_layers_that_share_a_weight_are_kept():
     a, b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
     b.weight = a.weight
     network = nn.Sequential(a, b, nn.Conv2d(4, 4, 3, padding=1))
@@ -282,12 +281,12 @@ def test_layers_that_share_a_weight_are_kept() -> None:
     network(torch.randn(1, 4, 5, 5))
 
 
-def test_a_wrong_regular_expression_is_an_error() -> None:
+def test_a_wrong_regular_expression_is_an_error():
     with pytest.raises(ValueError, match=r"where must be a regular expression, got '\('"):
         swap_convs(nn.Sequential(nn.Conv2d(1, 1, 3)), basis, "(")
 
 
-def test_a_network_that_is_one_convolution() -> None:
+def test_a_network_that_is_one_convolution():
     conv = nn.Conv2d(1, 2, 3)
     assert swap_convs(conv, transform).swapped == [""]
     assert sorted(conv.state_dict()) == [
@@ -300,6 +299,6 @@ def test_a_network_that_is_one_convolution() -> None:
         swap_convs(nn.Conv2d(1, 2, 3), lambda layer: nn.Sequential(layer))
 
 
-def test_what_is_put_in_must_be_a_module() -> None:
+def test_what_is_put_in_must_be_a_module():
     with pytest.raises(ValueError, match="layer 0: it must return a module, it returned a NoneType"):
         swap_convs(nn.Sequential(nn.Conv2d(1, 1, 3)), lambda conv: None)

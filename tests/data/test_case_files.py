@@ -1,7 +1,6 @@
 """medconv/data/case_files.py: a stated spacing is in force for images, labels, plans, stores and predictions."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -10,7 +9,7 @@ from helpers.loaded_models import segmentation
 from helpers.volumes import SHAPE, label_array, preprocessing_config, save, tiny
 from torch import nn
 
-from medconv.data.case import Case, Dataset
+from medconv.data.case import Case
 from medconv.data.case_files import image_of, label_of
 from medconv.data.io.writing import write_label
 from medconv.data.loading.patch_dataset import CaseDataset
@@ -24,7 +23,7 @@ TRUE_MM = [1.0, 1.5, 2.0]
 
 
 @pytest.fixture
-def lost(tmp_path: Path) -> Dataset:
+def lost(tmp_path):
     """1 x 1 x 1 mm in all headers; the first label runs from right to left over the grid of its image."""
     dataset = tiny(tmp_path / "lost", affine=np.eye(4))
     first = dataset.cases[0].label
@@ -35,7 +34,7 @@ def lost(tmp_path: Path) -> Dataset:
     return dataset
 
 
-def test_images_labels_and_the_plan_have_the_stated_spacing(lost: Dataset) -> None:
+def test_images_labels_and_the_plan_have_the_stated_spacing(lost):
     stated = with_source_spacing(lost, TRUE_MM)
     assert image_of(stated.cases[0])[1].spacing_mm == label_of(stated.cases[0])[1].spacing_mm == (1, 1.5, 2)
     assert image_of(lost.cases[0])[1].spacing_mm == (1, 1, 1)
@@ -43,7 +42,7 @@ def test_images_labels_and_the_plan_have_the_stated_spacing(lost: Dataset) -> No
     assert measured.spacings_mm == ((1.0, 1.5, 2.0),) * 3 and not warnings
 
 
-def test_a_stated_spacing_is_prepared_apart(lost: Dataset, tmp_path: Path) -> None:
+def test_a_stated_spacing_is_prepared_apart(lost, tmp_path):
     """At 1.5 mm: as if headers said so, in a store of its own; the fingerprint is measured anew."""
     stated, config = with_source_spacing(lost, TRUE_MM), preprocessing_config((1.5, 1.5, 1.5))
     stores = [fill_store(dataset, config, tmp_path / "store", 1) for dataset in (lost, stated)]
@@ -60,13 +59,13 @@ def test_a_stated_spacing_is_prepared_apart(lost: Dataset, tmp_path: Path) -> No
     assert found == [(1, 1, 1), (1, 1.5, 2)]
 
 
-def test_validation_turns_a_label_as_preparation_does(lost: Dataset, tmp_path: Path) -> None:
+def test_validation_turns_a_label_as_preparation_does(lost, tmp_path):
     store = fill_store(lost, preprocessing_config((1, 1, 1)), tmp_path, 1)
     item = CaseDataset(store, lost.cases)[0]
     np.testing.assert_array_equal(item["reference"], label_array(0))
 
 
-def test_prediction_takes_the_stated_spacing_and_keeps_the_header(lost: Dataset, tmp_path: Path) -> None:
+def test_prediction_takes_the_stated_spacing_and_keeps_the_header(lost, tmp_path):
     case = Case("case_0", lost.cases[0].images)
     network = nn.Conv3d(1, 2, 1)
     predictor = Predictor([segmentation(network, source_spacing_mm=TRUE_MM)])

@@ -1,7 +1,5 @@
 """medconv/data/left_right.py, and what the sliding window does with `data.flip_label_pairs`."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +12,13 @@ from medconv.utils.errors import ArgumentError
 NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_r")
 
 
-def test_pairs_are_class_numbers() -> None:
+def test_pairs_are_class_numbers():
     pairs = [["left_kidney", "right_kidney"], ["lung_r", "lung_l"]]
     assert left_right.flip_label_pairs(pairs, NAMES, NAMES[1:]) == ((1, 3), (5, 4))
     assert left_right.flip_label_pairs([], NAMES, NAMES[1:]) == ()
 
 
-def test_pairs_of_names_without_a_background_are_numbered_from_0() -> None:
+def test_pairs_of_names_without_a_background_are_numbered_from_0():
     assert left_right.flip_label_pairs([["left_kidney", "spleen"]], NAMES[1:], NAMES[1:]) == ((0, 1),)
 
 
@@ -50,12 +48,12 @@ def test_pairs_of_names_without_a_background_are_numbered_from_0() -> None:
         ),
     ],
 )
-def test_invalid_pairs_are_errors(pairs: Any, message: str) -> None:
+def test_invalid_pairs_are_errors(pairs, message):
     with pytest.raises(ArgumentError, match=message):
         left_right.flip_label_pairs(pairs, NAMES, NAMES[1:])
 
 
-def test_lookalikes_differ_only_in_left_and_right() -> None:
+def test_lookalikes_differ_only_in_left_and_right():
     assert left_right.lookalikes(NAMES) == [("left_kidney", "right_kidney"), ("lung_l", "lung_r")]
     assert left_right.lookalikes(["Left Eye", "Right Eye", "LeftLung", "RightLung"]) == [
         ("Left Eye", "Right Eye"),
@@ -74,7 +72,7 @@ class Sided:
 
 
 @pytest.mark.parametrize("spatial", [2, 3])
-def test_window_swaps_the_logits_of_pairs_when_mirroring_left_and_right(spatial: int) -> None:
+def test_window_swaps_the_logits_of_pairs_when_mirroring_left_and_right(spatial):
     """For `Sided`, the mean over flips changes nothing if pairs are swapped."""
     image, patch = torch.randn(1, 1, *(8,) * spatial), (8,) * spatial
     plain = SlidingWindow(patch)(Sided(), image)
@@ -86,7 +84,7 @@ def test_window_swaps_the_logits_of_pairs_when_mirroring_left_and_right(spatial:
 
 
 @pytest.mark.parametrize(("slice_axis", "swaps"), [(0, False), (1, True), (2, True)])
-def test_first_axis_of_slices_is_left_to_right_unless_they_are_sagittal(slice_axis: int, swaps: bool) -> None:
+def test_first_axis_of_slices_is_left_to_right_unless_they_are_sagittal(slice_axis, swaps):
     image = torch.randn(1, 1, 8, 8, 8)
     window = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis)
     paired = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis, flip_label_pairs=((1, 2),))
@@ -101,9 +99,7 @@ def test_first_axis_of_slices_is_left_to_right_unless_they_are_sagittal(slice_ax
         ({"l": [2], "r": [4]}, "l and r"),
     ],
 )
-def test_warning_for_regions_does_not_recommend_pairs(
-    regions: dict[str, list[int]], lookalikes: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warning_for_regions_does_not_recommend_pairs(regions, lookalikes, caplog):
     """`data.flip_label_pairs` excludes regions; classes that no region separates may be swapped."""
     values = tuple(map(tuple, regions.values()))
     targets = RegionTargets(tuple(regions), values, None, tuple(group[0] for group in values))

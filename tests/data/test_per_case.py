@@ -1,7 +1,6 @@
 """medconv/data/per_case.py: settings by patterns of case ids."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,11 +12,11 @@ CASES = tuple(Case(name, (Path(f"{name}.nii.gz"),)) for name in ("a_1", "a_2", "
 DATASET = Dataset("d", CASES, ("background", "x", "y"), ("MRI",))
 
 
-def spacings(setting: Any) -> list[tuple[float, ...] | None]:
+def spacings(setting):
     return [case.source_spacing_mm for case in with_source_spacing(DATASET, setting).cases]
 
 
-def test_source_spacing_is_of_all_cases_or_of_those_that_a_pattern_matches() -> None:
+def test_source_spacing_is_of_all_cases_or_of_those_that_a_pattern_matches():
     assert spacings([1, 2, 10]) == [(1.0, 2.0, 10.0)] * 3
     assert spacings({"a_*": [1, 2, 10], "b_1": [1, 1, 5]}) == [(1, 2, 10), (1, 2, 10), (1, 1, 5)]
     assert spacings({"a_2": [1, 2, 10]}) == [None, (1, 2, 10), None]
@@ -34,12 +33,12 @@ def test_source_spacing_is_of_all_cases_or_of_those_that_a_pattern_matches() -> 
         ({"a_*": [1, 1, 1], "*_1": [1, 1, 2]}, r"case a_1 matches both a_\* and \*_1"),
     ],
 )
-def test_wrong_settings_name_key_and_case(setting: Any, words: str) -> None:
+def test_wrong_settings_name_key_and_case(setting, words):
     with pytest.raises(ArgumentError, match=rf"^source_spacing_mm.*{words}"):
         with_source_spacing(DATASET, setting)
 
 
-def test_annotated_classes_become_label_values() -> None:
+def test_annotated_classes_become_label_values():
     dataset = with_annotated(DATASET, {"a_*": ["y"], "b_1": ["y", "x"]})
     assert [case.annotated for case in dataset.cases] == [(2,), (2,), (1, 2)]
     check_annotated(dataset.cases, dataset, ())
@@ -54,12 +53,12 @@ def test_annotated_classes_become_label_values() -> None:
 @pytest.mark.parametrize(
     "setting", [["x"], {"a_*": "x"}, {"a_*": []}, {"a_*": ["z"]}, {"a_*": ["background"]}]
 )
-def test_wrong_annotated_classes_are_refused(setting: Any) -> None:
+def test_wrong_annotated_classes_are_refused(setting):
     with pytest.raises(ArgumentError, match=r"^annotated=.*: expected {PATTERN: .* of x, y"):
         with_annotated(DATASET, setting)
 
 
-def test_weights_of_cases_are_positive_numbers() -> None:
+def test_weights_of_cases_are_positive_numbers():
     assert [case.weight for case in with_weights(DATASET, {"b_*": 2.5}).cases] == [1, 1, 2.5]
     for setting in ({"b_*": 0}, {"b_*": "much"}, 2):
         with pytest.raises(ArgumentError, match=r"^case_weights=.*: expected {PATTERN: a positive number}"):

@@ -1,7 +1,5 @@
 """medconv/data/random_streams.py: each purpose has random numbers of its own, which never change."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from medconv.data.random_streams import RandomStream, generator
@@ -18,13 +16,13 @@ NUMBERS = {
 }  # of every run that was ever seeded
 
 
-def test_streams_keep_their_numbers() -> None:
+def test_streams_keep_their_numbers():
     assert {stream.name: stream.value for stream in RandomStream}.items() >= NUMBERS.items()
     for stream in RandomStream:
         expected = np.random.default_rng([3, stream.value, 12, 4]).random(5)
         assert np.array_equal(generator(3, stream, 12, 4).random(5), expected)
 
 
-def test_no_two_streams_share_random_numbers() -> None:
+def test_no_two_streams_share_random_numbers():
     draws = {generator(0, stream, 1).random() for stream in RandomStream}
     assert len(draws) == len(RandomStream)

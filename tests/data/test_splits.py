@@ -3,7 +3,6 @@
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.cases import ids, some_cases
@@ -32,11 +31,11 @@ KFOLD_208 = [
 ]
 
 
-def case(name: str, value: float = 0, split: str = "", group: str = "") -> Case:
+def case(name, value = 0, split = "", group = ""):
     return Case(name, (Path(name),), values=(value,), group=group, split=split)
 
 
-def test_splits_of_the_dataset_replace_folds(caplog: pytest.LogCaptureFixture) -> None:
+def test_splits_of_the_dataset_replace_folds(caplog):
     cases = [case(str(i), split=split) for i, split in enumerate(["train"] * 4 + ["val", "test"])]
     with caplog.at_level(logging.WARNING):
         assert split_cases(cases, 0, 5) == DataSplit(cases[:4], cases[4:5], cases[5:]) and not caplog.records
@@ -45,13 +44,13 @@ def test_splits_of_the_dataset_replace_folds(caplog: pytest.LogCaptureFixture) -
     assert split_cases(cases, "all", 5) == DataSplit(cases[:5], [], cases[5:])
 
 
-def test_training_cases_are_folded_if_none_is_for_validation() -> None:
+def test_training_cases_are_folded_if_none_is_for_validation():
     cases = [case(str(i), split="train") for i in range(8)] + [case("8", split="test")]
     data_split = split_cases(cases, 1, 4)
     assert len(data_split.train) == 6 and len(data_split.val) == 2 and ids(data_split.test) == ["8"]
 
 
-def test_folds_keep_groups_together() -> None:
+def test_folds_keep_groups_together():
     cases = [case(f"{i:02d}", group=f"p{i % 4}") for i in range(12)]
     groups = [{c.group for c in split_cases(cases, fold, 4).val} for fold in range(4)]
     assert sorted(map(len, groups)) == [1, 1, 1, 1] and set.union(*groups) == {"p0", "p1", "p2", "p3"}
@@ -62,7 +61,7 @@ def test_folds_keep_groups_together() -> None:
         split_cases(cases, 0, 5)
 
 
-def test_group_in_two_splits_is_an_error(tmp_path: Path) -> None:
+def test_group_in_two_splits_is_an_error(tmp_path):
     cases = [
         case("a", split="train", group="p"),
         case("b", split="val", group="p"),
@@ -78,8 +77,8 @@ def test_group_in_two_splits_is_an_error(tmp_path: Path) -> None:
 
 
 def test_copies_of_validation_and_test_images_are_dropped_from_training(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     data_split = DataSplit([case("a"), case("b"), case("c")], [case("v")], [case("t")])
     deduplicated = drop_duplicates(data_split, {"a": "1", "b": "2", "c": "3", "v": "2", "t": "3"})
     assert [ids(deduplicated.train), ids(deduplicated.val), ids(deduplicated.test)] == [["a"], ["v"], ["t"]]
@@ -93,12 +92,12 @@ def test_copies_of_validation_and_test_images_are_dropped_from_training(
         drop_duplicates(data_split, dict.fromkeys("abcvt", "1"))
 
 
-def two_of_each(count: int, first: str = "frame01", second: str = "frame12") -> list[Case]:
+def two_of_each(count, first = "frame01", second = "frame12"):
     names = [f"patient{i:03d}_{part}" for i in range(count) for part in (first, second)]
     return [Case(name, (Path(name),)) for name in names]
 
 
-def test_a_pattern_keeps_a_patients_cases_in_one_fold(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pattern_keeps_a_patients_cases_in_one_fold(caplog):
     cases = grouped(two_of_each(10), r"(patient\d+)")
     for fold in range(5):
         split = split_cases(cases, fold, 5)
@@ -109,7 +108,7 @@ def test_a_pattern_keeps_a_patients_cases_in_one_fold(caplog: pytest.LogCaptureF
     assert grouped([Case("a-7-x", ())], r"\w-")[0].group == "a-"
 
 
-def test_an_unfit_group_pattern_is_refused() -> None:
+def test_an_unfit_group_pattern_is_refused():
     with pytest.raises(ArgumentError, match=r"group_pattern=\(p: no regular expression, "):
         grouped(some_cases(2), "(p")
     with pytest.raises(ArgumentError, match=r"group_pattern=s\\d: finds nothing .*case_000, case_001"):
@@ -118,7 +117,7 @@ def test_an_unfit_group_pattern_is_refused() -> None:
         grouped([case("a", group="p")], "a")
 
 
-def test_a_patient_that_seems_split_apart_is_found() -> None:
+def test_a_patient_that_seems_split_apart_is_found():
     """Only where ids end in a number after a patient's; its pattern keeps the patient together."""
     cases = two_of_each(10)
     patient = split_patient(split_cases(cases, 0, 5))
@@ -146,7 +145,7 @@ def test_a_patient_that_seems_split_apart_is_found() -> None:
         (("{:03d}_left_eye", "{:03d}_right_eye"), "^([^_]+)"),
     ],
 )
-def test_a_patient_with_an_image_of_each_kind_is_found(names: tuple[str, ...], group_pattern: str) -> None:
+def test_a_patient_with_an_image_of_each_kind_is_found(names, group_pattern):
     cases = [Case(name.format(i, i), ()) for name in names for i in range(20)]
     cases.pop()  # an image may be missing
     patient = split_patient(split_cases(cases, 0, 5))
@@ -166,21 +165,21 @@ def test_a_patient_with_an_image_of_each_kind_is_found(names: tuple[str, ...], g
         ("BRATS_HGG_{:03d}", "BRATS_LGG_{:03d}"),
     ],
 )
-def test_images_that_are_counted_are_no_patients(names: tuple[str, ...]) -> None:
+def test_images_that_are_counted_are_no_patients(names):
     cases = [Case(name.format(i), ()) for name in names for i in range(20)]
     assert split_patient(split_cases(cases, 0, 5)) is None
 
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("dataset", ["Task04_Hippocampus", "LA2018"])
-def test_real_cases_that_are_counted_are_no_patients(realdata: Path, dataset: str) -> None:
+def test_real_cases_that_are_counted_are_no_patients(realdata, dataset):
     if not (realdata / dataset).is_dir():
         pytest.skip(f"{realdata / dataset} is absent")
     assert split_patient(split_cases(auto(realdata / dataset).cases, 0, 5)) is None
 
 
 @pytest.mark.realdata
-def test_the_two_volumes_of_a_cardiac_patient(realdata: Path) -> None:
+def test_the_two_volumes_of_a_cardiac_patient(realdata):
     cases = auto(realdata / "Dataset027_ACDC").cases
     patient = split_patient(split_cases(cases, 0, 5))
     assert patient is not None and patient.group_pattern == "(.+)_frame"
@@ -192,7 +191,7 @@ def test_the_two_volumes_of_a_cardiac_patient(realdata: Path) -> None:
 
 
 @pytest.mark.parametrize("folds", [KFOLD_13, KFOLD_208], ids=["13", "208"])
-def test_folds_are_those_of_nnunet(folds: list[list[int]]) -> None:
+def test_folds_are_those_of_nnunet(folds):
     cases = some_cases(sum(map(len, folds)))
     for fold, held_out in enumerate(folds):
         train, val = split_fold(cases[::-1], fold, 5)
@@ -201,7 +200,7 @@ def test_folds_are_those_of_nnunet(folds: list[list[int]]) -> None:
 
 
 @pytest.mark.realdata
-def test_real_decathlon_dataset_has_the_folds_of_nnunet(realdata: Path) -> None:
+def test_real_decathlon_dataset_has_the_folds_of_nnunet(realdata):
     root = realdata / "Task04_Hippocampus"
     if not root.is_dir():
         pytest.skip(f"{root} is absent")
@@ -213,7 +212,7 @@ def test_real_decathlon_dataset_has_the_folds_of_nnunet(realdata: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "num_folds"), [(13, 5), (10, 3), (5, 5), (2, 2)])
-def test_each_case_is_in_one_fold(count: int, num_folds: int) -> None:
+def test_each_case_is_in_one_fold(count, num_folds):
     cases = some_cases(count)
     folds = [split_fold(cases, fold, num_folds) for fold in range(num_folds)]
     assert sorted(c for _, val in folds for c in ids(val)) == ids(cases)
@@ -224,28 +223,28 @@ def test_each_case_is_in_one_fold(count: int, num_folds: int) -> None:
         assert len(train) + len(val) == count
 
 
-def test_fold_all_trains_on_every_case() -> None:
+def test_fold_all_trains_on_every_case():
     train, val = split_fold(some_cases(4)[::-1], "all", 5)
     assert ids(train) == ids(some_cases(4)) and val == []
 
 
 @pytest.mark.parametrize("fold", [-1, 5, "-1", "first", 1.5])
-def test_fold_must_be_in_range(fold: Any) -> None:
+def test_fold_must_be_in_range(fold):
     with pytest.raises(ValueError, match=rf"fold must be `all` or lie in 0\.\.4, got {fold}"):
         split_fold(some_cases(10), fold, 5)
 
 
-def test_a_single_case_has_no_folds() -> None:
+def test_a_single_case_has_no_folds():
     with pytest.raises(ValueError, match=r"fold=0: a single case has no folds; fold=all trains on it"):
         split_fold(some_cases(1), 0, 5)
 
 
-def test_fold_may_be_text() -> None:
+def test_fold_may_be_text():
     assert split_fold(some_cases(10), "3", 5) == split_fold(some_cases(10), 3, 5)
 
 
 @pytest.mark.parametrize("num_folds", [0, 1, 4])
-def test_number_of_folds_must_be_in_range(num_folds: int) -> None:
+def test_number_of_folds_must_be_in_range(num_folds):
     with pytest.raises(
         ValueError,
         match=rf"num_folds must lie between 2 and .* 3, got {num_folds}; num_folds=3 validates one case a fold, and fold=all",
@@ -253,12 +252,12 @@ def test_number_of_folds_must_be_in_range(num_folds: int) -> None:
         split_fold(some_cases(3), 0, num_folds)
 
 
-def write_splits(path: Path, content: Any) -> Path:
+def write_splits(path, content):
     path.write_text(json.dumps(content))
     return path
 
 
-def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
+def test_splits_file_replaces_the_random_folds(tmp_path):
     folds = [
         {"train": ["case_003", "case_000"], "val": ["case_001"]},
         {"train": ["case_001"], "val": ["case_002"]},
@@ -292,14 +291,14 @@ def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
         ({"train": [], "val": []}, "a list of folds"),
     ],
 )
-def test_invalid_splits_file_is_an_error(tmp_path: Path, content: Any, message: str) -> None:
+def test_invalid_splits_file_is_an_error(tmp_path, content, message):
     path = write_splits(tmp_path / "splits_final.json", content)
     with pytest.raises(ValueError, match=message) as error:
         split_fold(some_cases(3), 0 if "case" in message else 1, 5, path)
     assert str(error.value).startswith(f"{path}: ")
 
 
-def test_unreadable_splits_file_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_splits_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"gone\.json: cannot be read \(No such file"):
         split_fold(some_cases(3), 0, 5, tmp_path / "gone.json")
     (tmp_path / "splits.json").write_text("[{")
@@ -307,9 +306,7 @@ def test_unreadable_splits_file_is_an_error(tmp_path: Path) -> None:
         split_fold(some_cases(3), 0, 5, tmp_path / "splits.json")
 
 
-def test_cases_that_a_splits_file_leaves_out_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cases_that_a_splits_file_leaves_out_are_named(tmp_path, caplog):
     folds = [{"train": ["case_000", "case_002"], "val": ["case_001"]}]
     path = write_splits(tmp_path / "splits_final.json", folds)
     split_fold(some_cases(3), 0, 5, path)
@@ -318,7 +315,7 @@ def test_cases_that_a_splits_file_leaves_out_are_named(
     assert "cases that are neither in train nor in val of fold 0: case_003, case_004" in caplog.text
 
 
-def test_a_splits_file_may_have_another_unicode_form(tmp_path: Path) -> None:
+def test_a_splits_file_may_have_another_unicode_form(tmp_path):
     cases = [Case("ren\u00e9", ()), Case("anna", ())]
     path = write_splits(tmp_path / "splits_final.json", [{"train": ["anna"], "val": ["rene\u0301"]}])
     assert split_fold(cases, 0, 5, path) == ([cases[1]], [cases[0]])

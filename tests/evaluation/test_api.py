@@ -1,8 +1,6 @@
 """medconv/evaluation/api.py: arrays or files in, a table out."""
 
 import csv
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.label_maps import folders, label_of
@@ -15,7 +13,7 @@ LABELS = {"a": label_of(10, 20), "b": label_of(5, 6)}
 REFERENCES = {"a": label_of(12, 16), "b": label_of(5, 6)}
 
 
-def test_arrays_and_folders_give_the_same_table(tmp_path: Path) -> None:
+def test_arrays_and_folders_give_the_same_table(tmp_path):
     predictions, references = folders(tmp_path, LABELS, REFERENCES)
     of_files = medconv.evaluate(predictions, str(references), tolerance_mm=2, lesion_iou=0.5)
     scores = medconv.evaluate(LABELS, REFERENCES, spacing_mm=(1, 2, 3), tolerance_mm=2, lesion_iou=0.5)
@@ -25,7 +23,7 @@ def test_arrays_and_folders_give_the_same_table(tmp_path: Path) -> None:
     assert [(row["case"], row["class"]) for row in rows] == [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")]
 
 
-def test_the_rows_are_those_of_the_command(tmp_path: Path) -> None:
+def test_the_rows_are_those_of_the_command(tmp_path):
     paths = folders(tmp_path, LABELS, REFERENCES)
     write(segmentation.evaluate(*paths), tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
@@ -34,7 +32,7 @@ def test_the_rows_are_those_of_the_command(tmp_path: Path) -> None:
     assert [{key: str(value) for key, value in row.items()} for row in rows] == written
 
 
-def test_classes_have_names_and_tolerances_of_their_own() -> None:
+def test_classes_have_names_and_tolerances_of_their_own():
     scores = medconv.evaluate(
         LABELS["a"],
         REFERENCES["a"],
@@ -57,7 +55,7 @@ def test_classes_have_names_and_tolerances_of_their_own() -> None:
         ({"spacing_mm": (1, 2, 3), "tolerance_mm": -1}, "tolerance_mm -1: expected millimetres"),
     ],
 )
-def test_options_that_do_not_fit_each_other(options: dict[str, Any], error: str) -> None:
+def test_options_that_do_not_fit_each_other(options, error):
     arguments = {"predictions": LABELS, "references": REFERENCES, **options}
     with pytest.raises(ValueError, match=error):
         medconv.evaluate(arguments.pop("predictions"), arguments.pop("references"), **arguments)

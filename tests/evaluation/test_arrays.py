@@ -1,7 +1,5 @@
 """medconv/evaluation/arrays.py: label maps in memory have the scores of their files."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of
@@ -16,8 +14,8 @@ SPACING_MM = (1, 2, 3)  # of `folders`
 
 
 @pytest.mark.parametrize("selection", [MetricSelection(), MetricSelection(lesion_iou=0.5, centreline=True)])
-def test_scores_are_those_of_files(tmp_path: Path, selection: MetricSelection) -> None:
-    tolerance_mm: dict[str | None, float] = {None: 2, "1": 0.5}
+def test_scores_are_those_of_files(tmp_path, selection):
+    tolerance_mm = {None: 2, "1": 0.5}
     of_files = segmentation.evaluate(
         *folders(tmp_path, PREDICTIONS, REFERENCES), tolerance_mm=tolerance_mm, selection=selection
     ).result
@@ -27,14 +25,14 @@ def test_scores_are_those_of_files(tmp_path: Path, selection: MetricSelection) -
     assert result == {key: of_files[key] for key in ("mean", "per_class", "statistics", "cases")}
 
 
-def test_a_plane_is_measured_in_two_dimensions() -> None:
+def test_a_plane_is_measured_in_two_dimensions():
     flat = np.zeros((8, 8), bool)
     flat[2:5, 2:5] = True
     result = arrays.evaluate({"a": flat}, {"a": np.roll(flat, 1, 1)}, {"a": (1, 2)})
     assert result["mean"]["hd95_mm"] == 2 and result["mean"]["dice"] == pytest.approx(2 / 3)
 
 
-def test_the_value_to_ignore_counts_as_background() -> None:
+def test_the_value_to_ignore_counts_as_background():
     targets = LabelMapTargets.of_classes(("background", "organ"), ignore=9)
     reference = label_of(10)
     reference[reference == 0] = 9
@@ -58,18 +56,18 @@ def test_the_value_to_ignore_counts_as_background() -> None:
         (label_of(3), {"b": SPACING_MM}, "spacing_mm: case a is missing; there are b"),
     ],
 )
-def test_errors_name_the_case(prediction: np.ndarray, spacing_mm: arrays.Spacing, error: str) -> None:
+def test_errors_name_the_case(prediction, spacing_mm, error):
     with pytest.raises(ValueError, match=error):
         arrays.evaluate({"a": prediction}, {"a": label_of(3)}, spacing_mm, ("background", "organ"))
 
 
-def test_a_case_without_reference_is_named() -> None:
+def test_a_case_without_reference_is_named():
     with pytest.raises(ValueError, match="references: case a is missing; there are b"):
         arrays.evaluate({"a": label_of(1)}, {"b": label_of(1)}, SPACING_MM)
     with pytest.raises(ValueError, match="predictions has no case"):
         arrays.evaluate({}, {"b": label_of(1)}, SPACING_MM)
 
 
-def test_cases_without_names_are_numbered() -> None:
+def test_cases_without_names_are_numbered():
     assert list(arrays.by_case([label_of(1), label_of(2)])) == ["0", "1"]
     assert list(arrays.by_case(label_of(1))) == ["0"]

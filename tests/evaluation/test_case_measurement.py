@@ -1,8 +1,5 @@
 """medconv/evaluation/case_measurement.py: on the grid of the reference; all faulty cases named."""
 
-from pathlib import Path
-from typing import Any
-
 import nibabel as nib
 import numpy as np
 import pytest
@@ -11,12 +8,12 @@ from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 from medconv.evaluation import segmentation
 
 
-def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:
+def evaluate(*arguments, **options):
     """The content of the JSON file."""
     return segmentation.evaluate(*arguments, **options).result
 
 
-def test_dice_counts_voxels(tmp_path: Path) -> None:
+def test_dice_counts_voxels(tmp_path):
     """Case a: class 1 has 12 and 10 voxels, 10 in common; 2 of its voxels are class 2 in the prediction."""
     result = evaluate(*folders(tmp_path, {"a": label_of(10, 10)}, {"a": label_of(12, 8)}))
     assert result["cases"][0]["dice"]["1"] == pytest.approx(2 * 10 / 22)
@@ -24,14 +21,14 @@ def test_dice_counts_voxels(tmp_path: Path) -> None:
     assert result["mean"]["dice"] == pytest.approx((20 / 22 + 16 / 18) / 2)
 
 
-def test_the_number_of_workers_does_not_change_the_scores(tmp_path: Path) -> None:
+def test_the_number_of_workers_does_not_change_the_scores(tmp_path):
     labels = {str(i): label_of(i + 1, 20 - i) for i in range(8)}
     true_labels = {str(i): label_of(9, 9) for i in range(8)}
     predictions, references = folders(tmp_path, labels, true_labels)
     assert evaluate(predictions, references, workers=4) == evaluate(predictions, references)
 
 
-def test_all_faulty_cases_are_named_at_once(tmp_path: Path) -> None:
+def test_all_faulty_cases_are_named_at_once(tmp_path):
     good = label_of(3)
     names = ("good", "shape", "affine", "broken", "value", "fraction")
     predictions, references = folders(tmp_path, dict.fromkeys(names, good), dict.fromkeys(names, good))
@@ -60,7 +57,7 @@ def test_all_faulty_cases_are_named_at_once(tmp_path: Path) -> None:
     )
 
 
-def test_predictions_in_another_orientation_are_turned(tmp_path: Path) -> None:
+def test_predictions_in_another_orientation_are_turned(tmp_path):
     labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
     predictions, references = folders(tmp_path, labels, labels)
     turned = nib.as_closest_canonical(nib.load(references / "a.nii.gz"))

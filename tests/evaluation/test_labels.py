@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from medconv.targets.regions import RegionTargets
 REGIONS = RegionTargets(("whole", "core"), ((1, 2, 3), (2, 3)), 4, (1, 2))
 
 
-def folders(tmp_path: Path, record: Any = None, labels: Any = None) -> tuple[Path, Path]:
+def folders(tmp_path, record=None, labels=None):
     (tmp_path / "out").mkdir(exist_ok=True)
     if record is not None:
         (tmp_path / "out" / MANIFEST).write_text(record if isinstance(record, str) else json.dumps(record))
@@ -35,7 +34,7 @@ def folders(tmp_path: Path, record: Any = None, labels: Any = None) -> tuple[Pat
     return tmp_path / "out", tmp_path / "labelsTr"
 
 
-def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path: Path) -> None:
+def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path):
     assert targets_of(*folders(tmp_path)) is None
     regions = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
     targets = targets_of(*folders(tmp_path, labels={"labels": regions, "regions_class_order": [1, 2]}))
@@ -52,9 +51,7 @@ def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_the_values_of_a_label_map_are_found_in_every_piece(
-    order: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_values_of_a_label_map_are_found_in_every_piece(order, monkeypatch):
     monkeypatch.setattr(dice, "_VOXELS_AT_ONCE", 7)
     label = np.random.default_rng(0).choice([0, 3, 105, 32767], (4, 5, 3)).astype(np.int16)
     label = np.asarray(label, order=order)
@@ -62,7 +59,7 @@ def test_the_values_of_a_label_map_are_found_in_every_piece(
     assert evaluation_labels.values_in(label[:0]) == set()
 
 
-def changed(**changes: Any) -> dict[str, Any]:
+def changed(**changes):
     return {"targets": {**REGIONS.plain(), **changes}}
 
 
@@ -112,7 +109,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_damaged_manifest_is_an_error_with_its_path(tmp_path: Path, record: Any) -> None:
+def test_a_damaged_manifest_is_an_error_with_its_path(tmp_path, record):
     predictions, references = folders(tmp_path, record)
     with pytest.raises(
         ValueError, match=rf"^{predictions}/{MANIFEST}: expected a JSON object whose `class_names` is a list"
@@ -120,9 +117,7 @@ def test_a_damaged_manifest_is_an_error_with_its_path(tmp_path: Path, record: An
         targets_of(predictions, references)
 
 
-def test_a_manifest_that_is_too_large_or_not_text_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_is_too_large_or_not_text_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation_labels, "_MAX_BYTES", 1000)
     predictions, references = folders(tmp_path, '{"class_names": ["background", "' + "x" * 2000 + '"]}')
     with pytest.raises(ValueError, match="expected a JSON object"):
@@ -132,7 +127,7 @@ def test_a_manifest_that_is_too_large_or_not_text_is_refused(
         targets_of(predictions, references)
 
 
-def test_two_folders_must_have_the_same_classes(tmp_path: Path) -> None:
+def test_two_folders_must_have_the_same_classes(tmp_path):
     for name, classes in (
         ("a", ["background", "x"]),
         ("b", ["background", "x"]),
@@ -153,11 +148,11 @@ def test_two_folders_must_have_the_same_classes(tmp_path: Path) -> None:
         agreed_targets([tmp_path / "a", tmp_path / "c"], tmp_path / "labelsTr")
 
 
-def test_classes_without_names_are_numbered() -> None:
+def test_classes_without_names_are_numbered():
     assert numbered([0, 10, 2]) == numbered(["10", "2"]) == LabelMapTargets(("2", "10"), ((2,), (10,)))
 
 
-def test_undeclared_label_values_are_refused() -> None:
+def test_undeclared_label_values_are_refused():
     path, label = Path("a.nii.gz"), np.array([[0, 1], [3, 4]], np.int16)
     check_declared(path, label, REGIONS, ignore=4)
     with pytest.raises(ValueError, match=r"^a\.nii\.gz: label value 4 is not declared, expected 0 to 3$"):
@@ -166,7 +161,7 @@ def test_undeclared_label_values_are_refused() -> None:
         check_declared(path, label + 5, REGIONS, ignore=4)
 
 
-def test_a_tolerance_is_for_all_classes_or_for_one() -> None:
+def test_a_tolerance_is_for_all_classes_or_for_one():
     assert tolerance_of(tolerances([]), ["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
     assert tolerance_of(tolerances(["2", "b=c=0.5"]), ["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
     with pytest.raises(ValueError, match=r"^tolerance_mm: no class 'livr'; there are liver, spleen$"):
@@ -174,14 +169,14 @@ def test_a_tolerance_is_for_all_classes_or_for_one() -> None:
 
 
 @pytest.mark.parametrize("option", ["", "wide", "liver=", "=3", "-1", "nan", "inf", "liver=-2"])
-def test_unusable_tolerances_are_refused(option: str) -> None:
+def test_unusable_tolerances_are_refused(option):
     with pytest.raises(
         ValueError, match=rf"^tolerance_mm {option}: expected millimetres, such as 2, or NAME=MM"
     ):
         tolerances([option])
 
 
-def test_an_image_that_cannot_be_looked_at_is_not_shown(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_looked_at_is_not_shown(tmp_path):
     entry = {"images": [str(tmp_path / ("x" * 300))], "stamps": [None]}
     (tmp_path / "prediction.json").write_text(json.dumps({"cases": {"a": entry}}))
     assert evaluation_labels.recorded_images(tmp_path) == {}

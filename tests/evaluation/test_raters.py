@@ -1,7 +1,5 @@
 """medconv/evaluation/raters.py: references of several raters, as files, in the result and as a table."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of, save, save_spaced, with_names
@@ -14,7 +12,7 @@ from medconv.metrics import consensus
 
 
 @pytest.fixture
-def rated(tmp_path: Path) -> tuple[Path, Path, list[Path]]:
+def rated(tmp_path):
     """Predictions, references of the first rater, and two further raters, of which one lacks case b."""
     predicted = {"a": label_of(10, 10), "b": label_of(8, 0)}
     predictions, references = folders(tmp_path, predicted, {"a": label_of(10, 10), "b": label_of(8, 0)})
@@ -28,9 +26,7 @@ def rated(tmp_path: Path) -> tuple[Path, Path, list[Path]]:
     return predictions, references, [tmp_path / "second", tmp_path / "third"]
 
 
-def test_the_reference_is_the_consensus_and_each_rater_has_a_score(
-    rated: tuple[Path, Path, list[Path]],
-) -> None:
+def test_the_reference_is_the_consensus_and_each_rater_has_a_score(rated):
     predictions, references, raters = rated
     evaluation = segmentation.evaluate(predictions, references, raters=raters)
     result = evaluation.result
@@ -49,7 +45,7 @@ def test_the_reference_is_the_consensus_and_each_rater_has_a_score(
     assert "the raters' consensus by majority" in text and "among raters: " in text
 
 
-def test_staple_is_another_consensus(rated: tuple[Path, Path, list[Path]]) -> None:
+def test_staple_is_another_consensus(rated):
     predictions, references, raters = rated
     label_maps = [label_of(10, 10), label_of(12, 8), label_of(12, 8)]
     expected = consensus.staple(label_maps)
@@ -60,12 +56,12 @@ def test_staple_is_another_consensus(rated: tuple[Path, Path, list[Path]]) -> No
     assert parser().parse_args([*["--predictions", "p", "--output", "o.json"], "--consensus", "staple"])
 
 
-def test_without_raters_nothing_is_added(rated: tuple[Path, Path, list[Path]]) -> None:
+def test_without_raters_nothing_is_added(rated):
     predictions, references, _ = rated
     assert not {"raters", "consensus"} & set(segmentation.evaluate(predictions, references).result)
 
 
-def test_from_python_and_with_classes_that_are_not_annotated(rated: tuple[Path, Path, list[Path]]) -> None:
+def test_from_python_and_with_classes_that_are_not_annotated(rated):
     predictions, references, raters = rated
     with_names(predictions, "background", "one", "two")
     scores = medconv.evaluate(predictions, references, raters=raters)
@@ -76,7 +72,7 @@ def test_from_python_and_with_classes_that_are_not_annotated(rated: tuple[Path, 
         medconv.evaluate(label_of(1), label_of(1), spacing_mm=(1, 1, 1), raters=["second"])
 
 
-def test_voxels_that_one_rater_leaves_unlabelled_are_ignored() -> None:
+def test_voxels_that_one_rater_leaves_unlabelled_are_ignored():
     raters = segmentation.raters_of([], None, {}, None)
     maps = [np.array([1, 1, 0, 9]), np.array([1, 9, 0, 1]), np.array([0, 1, 0, 1])]
     np.testing.assert_array_equal(raters.reference(maps, 9), [1, 9, 0, 9])
@@ -93,18 +89,14 @@ def test_voxels_that_one_rater_leaves_unlabelled_are_ignored() -> None:
         (["second"], "vote", "consensus must be one of majority, staple, got vote"),
     ],
 )
-def test_what_makes_no_consensus_is_refused(
-    rated: tuple[Path, Path, list[Path]], tmp_path: Path, raters: list[str], how: str | None, message: str
-) -> None:
+def test_what_makes_no_consensus_is_refused(rated, tmp_path, raters, how, message):
     predictions, references, _ = rated
     save_spaced(tmp_path / "other/c.nii.gz", label_of(1))
     with pytest.raises(ValueError, match=message):
         segmentation.evaluate(predictions, references, raters=[tmp_path / r for r in raters], consensus=how)
 
 
-def test_an_undeclared_value_or_another_grid_names_the_rater_s_file(
-    rated: tuple[Path, Path, list[Path]],
-) -> None:
+def test_an_undeclared_value_or_another_grid_names_the_rater_s_file(rated):
     predictions, references, raters = rated
     with_names(predictions, "background", "one", "two")
     save_spaced(raters[0] / "a.nii.gz", label_of(1, 1, 1))

@@ -3,8 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +15,16 @@ from medconv.inference.output import MANIFEST
 from medconv.targets.label_map import LabelMapTargets
 
 
-def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:
+def evaluate(*arguments, **options):
     """The content of the JSON file."""
     return segmentation.evaluate(*arguments, **options).result
 
 
-def dices(result: dict[str, Any]) -> dict[str, float | None]:
+def dices(result):
     return {name: values["dice"] for name, values in result["per_class"].items()}
 
 
-def test_a_perfect_prediction_has_the_best_scores(tmp_path: Path) -> None:
+def test_a_perfect_prediction_has_the_best_scores(tmp_path):
     labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
     result = evaluate(*folders(tmp_path, labels, labels))
     best = {
@@ -45,7 +43,7 @@ def test_a_perfect_prediction_has_the_best_scores(tmp_path: Path) -> None:
     ]
 
 
-def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
+def test_mean_is_over_cases_then_over_classes(tmp_path):
     """Class 2 is only in case a; class 1 is found in full in a, not at all in b."""
     predicted = {"a": label_of(4, 5), "b": label_of()}
     result = evaluate(*folders(tmp_path, predicted, {"a": label_of(4, 5), "b": label_of(7)}))
@@ -60,7 +58,7 @@ def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
     )  # the miss is the diagonal
 
 
-def test_an_absent_class_is_none_and_null(tmp_path: Path) -> None:
+def test_an_absent_class_is_none_and_null(tmp_path):
     """In neither label map: undefined. In one only: 0."""
     predicted, true_labels = {"a": label_of(4), "b": label_of(4, 3)}, {"a": label_of(4), "b": label_of(4)}
     predictions, references = folders(tmp_path, predicted, true_labels)
@@ -80,11 +78,11 @@ def test_an_absent_class_is_none_and_null(tmp_path: Path) -> None:
     assert json.loads(text)["per_class"]["three"]["dice"] is None
 
 
-def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path: Path) -> None:
+def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path):
     labels = {"a": label_of(3, 3)}
     predictions, references = folders(tmp_path, labels, labels)
     assert list(evaluate(predictions, references)["per_class"]) == ["1", "2"]
-    meta: dict[str, Any] = {"labels": {"0": "background", "1": "Anterior", "2": "Posterior"}}
+    meta = {"labels": {"0": "background", "1": "Anterior", "2": "Posterior"}}
     (tmp_path / "dataset.json").write_text(json.dumps(meta))
     assert list(evaluate(predictions, references)["per_class"]) == ["Anterior", "Posterior"]
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "front": 1, "back": 2}}))
@@ -93,7 +91,7 @@ def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path: Path) -> No
     assert list(evaluate(predictions, references)["per_class"]) == ["x", "y"]
 
 
-def test_missing_references_are_named(tmp_path: Path) -> None:
+def test_missing_references_are_named(tmp_path):
     labels = {name: label_of(3) for name in ("a", "b", "c")}
     predictions, references = folders(tmp_path, labels, {"a": label_of(3), "other": label_of(1)})
     with pytest.raises(ValueError, match=rf"references {references}: no file there for b, c$"):
@@ -104,14 +102,14 @@ def test_missing_references_are_named(tmp_path: Path) -> None:
         evaluate(predictions, references)
 
 
-def test_a_value_that_predictions_alone_have_is_named(tmp_path: Path) -> None:
+def test_a_value_that_predictions_alone_have_is_named(tmp_path):
     """Such as 255 in place of 1."""
     predicted = {"a": label_of(0, 4), "b": label_of(0, 5)}
     evaluation = segmentation.evaluate(*folders(tmp_path, predicted, {"a": label_of(3), "b": label_of(4)}))
     assert table(evaluation).splitlines()[-1] == "no reference has 2, which predictions have"
 
 
-def test_references_without_a_prediction_are_reported(tmp_path: Path) -> None:
+def test_references_without_a_prediction_are_reported(tmp_path):
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
     evaluation = segmentation.evaluate(predictions, references)
     result = evaluation.result
@@ -120,7 +118,7 @@ def test_references_without_a_prediction_are_reported(tmp_path: Path) -> None:
     assert table(evaluation).splitlines()[-1] == "1 of 2 references have no prediction and are not counted: b"
 
 
-def test_regions_are_scored_and_ignored_voxels_are_not(tmp_path: Path) -> None:
+def test_regions_are_scored_and_ignored_voxels_are_not(tmp_path):
     predicted, true_labels = label_of(6, 4), label_of(4, 6)
     true_labels[-1] = 3
     predictions, references = folders(tmp_path, {"a": predicted}, {"a": true_labels})
@@ -135,7 +133,7 @@ def test_regions_are_scored_and_ignored_voxels_are_not(tmp_path: Path) -> None:
         evaluate(predictions, references)
 
 
-def test_voxels_of_several_values_to_ignore_are_not_scored(tmp_path: Path) -> None:
+def test_voxels_of_several_values_to_ignore_are_not_scored(tmp_path):
     """As the manifest beside the predictions says that training ignored them."""
     predicted, true_labels = label_of(6, 4), label_of(4, 6)
     true_labels.ravel()[4], true_labels.ravel()[5] = 7, 9  # what is wrong
@@ -148,7 +146,7 @@ def test_voxels_of_several_values_to_ignore_are_not_scored(tmp_path: Path) -> No
         evaluate(predictions, references)
 
 
-def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
+def test_missing_and_empty_folders_are_refused(tmp_path):
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
     with pytest.raises(ValueError, match=rf"references {references}: no image there \(\.nii\.gz, \.nii, "):
         evaluate(predictions, references)
@@ -156,21 +154,21 @@ def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
         evaluate(tmp_path / "gone", references)
 
 
-def test_two_label_maps_of_one_case_are_refused(tmp_path: Path) -> None:
+def test_two_label_maps_of_one_case_are_refused(tmp_path):
     predictions, references = folders(tmp_path, {"a": label_of(1), "b": label_of(1)}, {"a": label_of(1)})
     save_spaced(predictions / "b.nii", label_of(2))
     with pytest.raises(ValueError, match=rf"predictions {predictions}: more than one file for b$"):
         evaluate(predictions, references)
 
 
-def test_suffixes_may_differ_and_hidden_files_are_skipped(tmp_path: Path) -> None:
+def test_suffixes_may_differ_and_hidden_files_are_skipped(tmp_path):
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
     save_spaced(references / "a.nii", label_of(1))
     (predictions / ".partial.b.nii.gz").write_bytes(b"")
     assert evaluate(predictions, references)["mean"]["dice"] == 1
 
 
-def test_predictions_and_references_by_pattern(tmp_path: Path) -> None:
+def test_predictions_and_references_by_pattern(tmp_path):
     """Names that differ, in one folder; classes come from beside the files."""
     for case in ("p_1", "p_2"):
         save(tmp_path / f"all/{case}_pred.nii.gz", label_of(4, 5))
@@ -184,7 +182,7 @@ def test_predictions_and_references_by_pattern(tmp_path: Path) -> None:
     assert result["predictions"] == str(patterns[0])
 
 
-def test_a_class_that_a_reference_lacks_does_not_count(tmp_path: Path) -> None:
+def test_a_class_that_a_reference_lacks_does_not_count(tmp_path):
     predicted = {case: label_of(4, 5) for case in ("a_1", "b_1", "b_2")}
     folders_ = folders(tmp_path, predicted, {case: label_of(4, 5 * (case == "a_1")) for case in predicted})
     assert dices(evaluate(*folders_)) == {"1": 1.0, "2": pytest.approx(1 / 3)}
@@ -200,7 +198,7 @@ def test_a_class_that_a_reference_lacks_does_not_count(tmp_path: Path) -> None:
             evaluate(*folders_, annotated=["b_*=1", option])
 
 
-def test_a_class_that_a_reference_lacks_does_not_count_in_a_comparison(tmp_path: Path) -> None:
+def test_a_class_that_a_reference_lacks_does_not_count_in_a_comparison(tmp_path):
     """Case b is annotated for class 1 alone, and both sets have some of class 2 there."""
     true_labels = {"a": label_of(4, 6), "b": label_of(4)}
     folders_ = folders(tmp_path, {"a": label_of(4, 3), "b": label_of(4, 5)}, true_labels)
@@ -212,7 +210,7 @@ def test_a_class_that_a_reference_lacks_does_not_count_in_a_comparison(tmp_path:
     assert result["comparison"]["2"]["dice"]["n"] == 1
 
 
-def test_no_value_to_ignore_may_be_one_that_masks_use(tmp_path: Path) -> None:
+def test_no_value_to_ignore_may_be_one_that_masks_use(tmp_path):
     """A picture of 0 and 255 is read as a mask of 0 and 1."""
     true_label = np.zeros((8, 9), np.uint8)
     true_label[2:5, 2:5] = 1
@@ -227,7 +225,7 @@ def test_no_value_to_ignore_may_be_one_that_masks_use(tmp_path: Path) -> None:
         evaluate(tmp_path / "predictions", tmp_path / "labelsTr")
 
 
-def test_references_of_0_and_255_are_one_class_and_other_values_are_named(tmp_path: Path) -> None:
+def test_references_of_0_and_255_are_one_class_and_other_values_are_named(tmp_path):
     """As predictions of 0 and 1; what 255 means is decided for all references together."""
     for name, values in (("predictions", (1, 1)), ("references", (255, 255)), ("mixed", (255, 128))):
         (tmp_path / name).mkdir()

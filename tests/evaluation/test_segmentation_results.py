@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 from helpers.label_maps import folders, label_of, with_names
 
@@ -10,7 +9,7 @@ from medconv.evaluation import segmentation
 from medconv.evaluation.results import table, write
 
 
-def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: Path) -> None:
+def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path):
     predicted, true_labels = {"b": label_of(4, 2), "a": label_of(4)}, {"a": label_of(4), "b": label_of(4)}
     predictions, references = folders(tmp_path, predicted, true_labels)
     with_names(predictions, "background", "liver", "tumour, left")
@@ -32,21 +31,21 @@ def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: 
     assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
 
 
-def test_the_table_names_the_worst_cases(tmp_path: Path) -> None:
+def test_the_table_names_the_worst_cases(tmp_path):
     predicted = {"a": label_of(4), "b": label_of(6), "c": label_of(2), "d": label_of(4)}
     evaluation = segmentation.evaluate(*folders(tmp_path, predicted, dict.fromkeys("abcd", label_of(4))))
     line = table(evaluation).splitlines()[-1]
     assert line == "Dice over cases: sd 0.1633, worst c 0.6667, b 0.8000, a 1.0000"
 
 
-def test_volume_errors_are_in_per_cent_in_the_table(tmp_path: Path) -> None:
+def test_volume_errors_are_in_per_cent_in_the_table(tmp_path):
     evaluation = segmentation.evaluate(*folders(tmp_path, {"a": label_of(6)}, {"a": label_of(4)}))
     assert evaluation.result["mean"]["volume_error"] == 0.5
     _, row, mean = (line.split() for line in table(evaluation).splitlines())
     assert row[-2:] == ["50.0", "1"] and mean[-1] == "50.0"
 
 
-def test_dice_of_empty_label_maps_is_undefined(tmp_path: Path) -> None:
+def test_dice_of_empty_label_maps_is_undefined(tmp_path):
     evaluation = segmentation.evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
     result = evaluation.result
     assert result["mean"]["dice"] is None

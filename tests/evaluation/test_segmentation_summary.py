@@ -1,8 +1,6 @@
 """medconv/evaluation/segmentation_results.py: statistics per class, and comparison of two networks."""
 
 import csv
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.label_maps import folders, label_of, save_spaced
@@ -11,16 +9,16 @@ from medconv.evaluation import segmentation
 from medconv.evaluation.results import table, write
 
 
-def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:
+def evaluate(*arguments, **options):
     """The content of the JSON file."""
     return segmentation.evaluate(*arguments, **options).result
 
 
-def dices(result: dict[str, Any]) -> dict[str, float | None]:
+def dices(result):
     return {name: values["dice"] for name, values in result["per_class"].items()}
 
 
-def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> None:
+def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path):
     """Case c is in one set only; b's class 2 has no Dice in the first, so it is compared nowhere."""
     true_labels = {name: label_of(10, 5) for name in "ac"} | {"b": label_of(10)}
     predictions, references = folders(
@@ -49,14 +47,14 @@ def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> No
         ] * 4
 
 
-def test_sets_without_a_common_case_are_refused(tmp_path: Path) -> None:
+def test_sets_without_a_common_case_are_refused(tmp_path):
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
     save_spaced(tmp_path / "other/b.nii.gz", label_of(3))
     with pytest.raises(ValueError, match=rf"compare {tmp_path}/other: no case in common with {predictions}"):
         evaluate(predictions, references, tmp_path / "other")
 
 
-def test_without_names_the_classes_are_those_of_all_cases(tmp_path: Path) -> None:
+def test_without_names_the_classes_are_those_of_all_cases(tmp_path):
     """A class that a case does not have is undefined there."""
     labels = {"a": label_of(3), "b": label_of(3, 3)}
     result = evaluate(*folders(tmp_path, labels, labels))

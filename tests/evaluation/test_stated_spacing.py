@@ -3,8 +3,6 @@
 import json
 import shutil
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.label_maps import folders, label_of
@@ -13,12 +11,12 @@ from medconv.evaluation import segmentation
 from medconv.inference.output import MANIFEST
 
 
-def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:
+def evaluate(*arguments, **options):
     """The content of the JSON file."""
     return segmentation.evaluate(*arguments, **options).result
 
 
-def test_distances_are_in_the_spacing_that_training_stated(tmp_path: Path) -> None:
+def test_distances_are_in_the_spacing_that_training_stated(tmp_path):
     """The headers say 1 x 2 x 3 mm."""
     predictions, references = folders(tmp_path, {"a": label_of(4)}, {"a": label_of(8)})
     before = evaluate(predictions, references)["cases"][0]

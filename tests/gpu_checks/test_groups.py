@@ -3,8 +3,6 @@ tell of speed. All for the night: the benchmarks that they read, and the trainin
 start, have tests of their own.
 """
 
-from pathlib import Path
-from typing import Any
 from unittest.mock import ANY
 
 import pytest
@@ -40,9 +38,7 @@ DATA = {"loader": {"ours": ANY, "MONAI": ANY}}
         ("distributed", {}),
     ],
 )
-def test_every_part_runs(
-    group: str, figures: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_part_runs(group, figures, monkeypatch, tmp_path):
     parts = gpu_parts.tiny(monkeypatch, tmp_path, group)
     for name, expected in figures.items():
         measured = parts[name]["figures"]

@@ -5,33 +5,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 from helpers.processes import is_running
 from helpers.waiting import until
 
 from gpu_checks import part
-from gpu_checks.claims import Claim, Expect, Figures, Skip
+from gpu_checks.claims import Claim, Expect, Skip
 from gpu_checks.setting import FORK, Setting
 
 
-def result_of(
-    measure: Callable[[Setting], Figures], folder: Path, *expects: Expect, limit_s: float = 300
-) -> dict[str, Any]:
+def result_of(measure, folder, *expects, limit_s=300):
     claim = Claim("one", "smoke", "A claim", limit_s, expects, measure)
     return part.run(claim, Setting("cpu", False, folder / "one", folder / "shared", limit_s))
 
 
-def gives(**figures: Any) -> Callable[[Setting], Figures]:
+def gives(**figures):
     return lambda setting: figures
 
 
-def test_figures_are_judged_by_what_was_expected(tmp_path: Path) -> None:
+def test_figures_are_judged_by_what_was_expected(tmp_path):
     expects = Expect("error", most=0.1)
     assert result_of(gives(error=torch.tensor(0.05)), tmp_path / "a", expects)["verdict"] == "holds"
     assert result_of(gives(error=0.2), tmp_path / "b", expects)["verdict"] == "missed"
@@ -39,8 +33,8 @@ def test_figures_are_judged_by_what_was_expected(tmp_path: Path) -> None:
     assert result_of(gives(other=0.2), tmp_path / "d", expects)["verdict"] == "missed"
 
 
-def test_an_error_comes_with_its_traceback_its_tensors_and_the_log(tmp_path: Path) -> None:
-    def fails(setting: Setting) -> Figures:
+def test_an_error_comes_with_its_traceback_its_tensors_and_the_log(tmp_path):
+    def fails(setting):
         print("half way", flush=True)
         image, weight = torch.zeros(2, 3, 4).transpose(1, 2), torch.zeros(5, dtype=torch.float16)
         return {"sum": image @ weight}
@@ -51,34 +45,32 @@ def test_an_error_comes_with_its_traceback_its_tensors_and_the_log(tmp_path: Pat
     assert 'return {"sum": image @ weight}' in result["error"] and "half way" in result["log"]
 
 
-def test_what_cannot_be_shown_here_says_why(tmp_path: Path) -> None:
-    def skips(setting: Setting) -> Figures:
+def test_what_cannot_be_shown_here_says_why(tmp_path):
+    def skips(setting):
         raise Skip("needs two GPUs")
 
     result = result_of(skips, tmp_path)
     assert (result["verdict"], result["reason"]) == ("skipped", "needs two GPUs")
 
 
-def test_what_is_imported_is_no_work_for_the_garbage_collector(tmp_path: Path) -> None:
+def test_what_is_imported_is_no_work_for_the_garbage_collector(tmp_path):
     frozen_here = gc.get_freeze_count()
     figures = result_of(lambda setting: {"frozen": gc.get_freeze_count()}, tmp_path)["figures"]
     assert figures["frozen"] > frozen_here
     assert gc.get_freeze_count() == frozen_here
 
 
-def test_a_crash_costs_that_part_alone_and_is_named(tmp_path: Path) -> None:
+def test_a_crash_costs_that_part_alone_and_is_named(tmp_path):
     result = result_of(lambda setting: os.abort(), tmp_path)
     assert result["verdict"] == "failed" and "SIGABRT" in result["error"]
     assert "Fatal Python error: Aborted" in result["log"] and "test_part.py" in result["log"]
 
 
-def test_a_part_that_hangs_ends_with_all_that_it_started_and_says_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_hangs_ends_with_all_that_it_started_and_says_where_it_was(tmp_path, monkeypatch):
     """The limit comes as soon as the part has said where it is."""
     log = tmp_path / "one/log"
 
-    class Late(FORK.Process):  # type: ignore[name-defined,misc]
+    class Late(FORK.Process):
         def join(self, timeout: float | None = None) -> None:
             if timeout is not None:
                 until(lambda: log.is_file() and "in hangs" in log.read_text())
@@ -87,7 +79,7 @@ def test_a_part_that_hangs_ends_with_all_that_it_started_and_says_where_it_was(
 
     monkeypatch.setattr(part, "FORK", SimpleNamespace(Process=Late))
 
-    def hangs(setting: Setting) -> Figures:
+    def hangs(setting):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         (tmp_path / "child").write_text(str(child.pid))
         time.sleep(600)
@@ -100,18 +92,18 @@ def test_a_part_that_hangs_ends_with_all_that_it_started_and_says_where_it_was(
     until(lambda: not is_running(child))
 
 
-def test_a_command_that_fails_is_shown_as_it_would_be_typed_with_its_output(tmp_path: Path) -> None:
+def test_a_command_that_fails_is_shown_as_it_would_be_typed_with_its_output(tmp_path):
     result = result_of(lambda setting: setting.train("run", "optimizer.lr=fast"), tmp_path)
     assert "python -m medconv.cli train trainer.accelerator=cpu" in result["error"]
     assert "ended with code 1" in result["error"] and "optimizer.lr" in result["log"]
     assert "Traceback (most recent call last)" in result["log"]
 
 
-def test_a_command_that_fails_shows_the_tensors_of_its_frames(tmp_path: Path) -> None:
-    def fails(image: torch.Tensor) -> None:
+def test_a_command_that_fails_shows_the_tensors_of_its_frames(tmp_path):
+    def fails(image):
         print(image @ torch.zeros(5))
 
-    def measure(setting: Setting) -> Figures:
+    def measure(setting):
         setting._command("medconv train", fails, (torch.zeros(2, 3),))
         return {}
 
@@ -120,10 +112,10 @@ def test_a_command_that_fails_shows_the_tensors_of_its_frames(tmp_path: Path) ->
     assert "Traceback" in result["log"] and "in fails: image: 2x3 float32 cpu" in result["log"]
 
 
-def test_a_part_that_used_the_device_cannot_fork(tmp_path: Path) -> None:
+def test_a_part_that_used_the_device_cannot_fork(tmp_path):
     """CUDA would fail there; on a CPU the order is checked all the same."""
 
-    def mixes(setting: Setting) -> Figures:
+    def mixes(setting):
         torch.zeros(1, device=setting.device)
         return setting.train("run")
 

@@ -1,7 +1,6 @@
 """scripts/gpu_checks/report.py: the table on screen, and the page of claims with their results."""
 
 import json
-from pathlib import Path
 
 from gpu_checks import command, report
 from gpu_checks.claims import GROUPS, Claim, Expect, of_group
@@ -16,24 +15,24 @@ CLAIM = Claim(
 )
 
 
-def test_the_page_of_claims_is_up_to_date() -> None:
+def test_the_page_of_claims_is_up_to_date():
     """Else: python scripts/gpu_check.py --write-docs"""
     claims = [claim for group in GROUPS for claim in of_group(group)]
     assert command.PAGE.read_text() == report.page(claims, command.RESULTS.glob("*.json"))
 
 
-def test_the_readme_agrees_with_the_page_on_what_has_run_on_a_gpu() -> None:
+def test_the_readme_agrees_with_the_page_on_what_has_run_on_a_gpu():
     readme = " ".join((command.ROOT / "README.md").read_text().split())
     has_results = any(command.RESULTS.glob("*.json"))
     assert ("nothing has been measured on a GPU yet" in readme) == (not has_results)
 
 
-def test_every_claim_has_a_limit_of_the_hardware_or_says_why_not() -> None:
+def test_every_claim_has_a_limit_of_the_hardware_or_says_why_not():
     for claim in (claim for group in GROUPS for claim in of_group(group)):
         assert any(expect.limit for expect in claim.expects) != bool(claim.no_limit), claim.name
 
 
-def test_a_line_has_what_was_expected_measured_and_possible() -> None:
+def test_a_line_has_what_was_expected_measured_and_possible():
     result = {"verdict": "missed", "figures": {"seconds": 3.0, "about": "fast"}}
     first, second = report.rows(CLAIM, result, "NVIDIA H100", tiny=False)
     words = [word.strip() for word in first.split("|")]
@@ -41,7 +40,7 @@ def test_a_line_has_what_was_expected_measured_and_possible() -> None:
     assert "fast" in second
 
 
-def test_a_figure_that_is_not_there_and_an_error_are_shown() -> None:
+def test_a_figure_that_is_not_there_and_an_error_are_shown():
     result = {"verdict": "missed", "figures": {"about": "fast"}}
     assert "nothing" in report.rows(CLAIM, result, "", tiny=False)[1]
     failed = {"verdict": "failed", "error": "ValueError: bad", "log": "the last line"}
@@ -49,7 +48,7 @@ def test_a_figure_that_is_not_there_and_an_error_are_shown() -> None:
     assert "failed" in text and "    ValueError: bad" in text and "    the last line" in text
 
 
-def test_the_page_shows_the_last_result_of_a_claim(tmp_path: Path) -> None:
+def test_the_page_shows_the_last_result_of_a_claim(tmp_path):
     for name, begun, value in (("a", "2027-01-02T00:00", 1.0), ("b", "2027-01-01T00:00", 3.0)):
         part = {"verdict": "holds", "begun": begun, "figures": {"seconds": value}}
         content = {"machine": {"hardware": "NVIDIA H100"}, "parts": {"norm": part}}

@@ -1,19 +1,17 @@
 """scripts/gpu_checks/traces.py: waiting for the device, found in a trace of torch.profiler."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpu_checks.traces import waits
 
 
-def event(name: str, start: float, seconds: float, thread: int = 1) -> dict[str, Any]:
+def event(name, start, seconds, thread=1):
     return {"ph": "X", "name": name, "ts": start, "dur": seconds, "tid": thread}
 
 
-def test_waits_inside_steps_are_counted_with_what_called_them(tmp_path: Path) -> None:
+def test_waits_inside_steps_are_counted_with_what_called_them(tmp_path):
     events = [
         event("ProfilerStep#1", 0, 100),
         event("ProfilerStep#2", 100, 100),
@@ -31,6 +29,6 @@ def test_waits_inside_steps_are_counted_with_what_called_them(tmp_path: Path) ->
     assert found["where"] == "aten::_local_scalar_dense in aten::item (1)"
 
 
-def test_no_trace_is_an_error(tmp_path: Path) -> None:
+def test_no_trace_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no trace in"):
         waits(tmp_path)

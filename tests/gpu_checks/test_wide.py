@@ -10,7 +10,7 @@ LAST = torch.channels_last_3d
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_outputs_and_gradients_are_those_of_the_plain_convolution(width: int) -> None:
+def test_outputs_and_gradients_are_those_of_the_plain_convolution(width):
     torch.manual_seed(0)
     x = torch.randn(2, 3, 5, 6, 8, dtype=torch.float64).to(memory_format=LAST)
     weight = torch.randn(4, 3, 3, 3, 3, dtype=torch.float64)
@@ -24,7 +24,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_convolution(width: int) ->
     assert outputs[1][0].is_contiguous(memory_format=LAST)
 
 
-def test_sizes_that_do_not_fit_are_errors() -> None:
+def test_sizes_that_do_not_fit_are_errors():
     with pytest.raises(ValueError, match="multiple of width 4, got 6"):
         wide_conv3d(torch.zeros(1, 1, 3, 3, 6), torch.zeros(1, 1, 3, 3, 3), 4)
     with pytest.raises(ValueError, match=r"3 x 3 x 3, got \(1, 3, 3\)"):

@@ -64,7 +64,7 @@ def data_module(
     image_level = bool(train) and train[0].values is not None
     cases = training_cases(train, None if image_level else patch_size) if train else None
     samples = TrainingSamples(
-        sampler=ForegroundSampler(cases, foreground_share) if cases else None,  # type: ignore[arg-type]
+        sampler=ForegroundSampler(cases, foreground_share) if cases else None,
         patch=PatchShape(patch_size),
         augment=augment,
         seed=0,

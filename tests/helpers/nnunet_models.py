@@ -257,7 +257,7 @@ def write_image(folder: Path, name: str, seed: int | None = None) -> list[Path]:
             noise = (np.roll(noise, 1, axis) + 2 * noise + np.roll(noise, -1, axis)) / 2
         noise[:2], noise[:, -1:] = 0, 0
         path = folder / f"{name}_{channel:04d}.nii.gz"
-        nib.save(nib.Nifti1Image(noise.astype(np.float32), affine), path)  # type: ignore[no-untyped-call]
+        nib.save(nib.Nifti1Image(noise.astype(np.float32), affine), path)
         files.append(path)
     return files
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import exports
 
 import medconv
 from medconv.inference import sliding_window
@@ -12,12 +11,10 @@ from medconv.inference.predictor import Predictor
 from medconv.utils.errors import ArgumentError
 
 
-def test_the_predictor_counts_its_windows(
-    exported: exports.Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[int] = []
+def test_the_predictor_counts_its_windows(exported, monkeypatch):
+    counted = []
 
-    def track(items: range, description: str) -> range:
+    def track(items, description):
         counted.append(len(items))
         return items
 
@@ -33,7 +30,7 @@ def test_the_predictor_counts_its_windows(
     assert np.array_equal(label, silent) and np.array_equal(label, expected)
 
 
-def test_a_device_that_is_not_there_is_named(exported: exports.Exported) -> None:
+def test_a_device_that_is_not_there_is_named(exported):
     with pytest.raises(ArgumentError, match="device"):
         medconv.load(exported.checkpoint, device="cuda:99")
     with pytest.raises(ValueError, match="no_such"):

@@ -1,7 +1,6 @@
 """medconv/inference/inputs.py: what lists must hold."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ from medconv.inference.inputs import find_cases
         ("a.txt", "# nothing\n", "a.txt: no cases found"),
     ],
 )
-def test_bad_lists_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_bad_lists_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError) as error:
         find_cases(tmp_path / name, 1)

@@ -1,7 +1,6 @@
 """medconv/inference/load.py: errors of damaged metadata name the checkpoint and its version."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,11 +21,11 @@ from medconv.inference.load import explaining_damage
         ([], r"^a.ckpt: damaged, or written by another version: its"),
     ],
 )
-def test_an_error_names_the_checkpoint_and_its_version(metadata: Any, message: str) -> None:
+def test_an_error_names_the_checkpoint_and_its_version(metadata, message):
     with pytest.raises(ValueError, match=message), explaining_damage(Path("a.ckpt"), metadata):
         raise KeyError("targets")
 
 
-def test_messages_for_users_stay() -> None:
+def test_messages_for_users_stay():
     with pytest.raises(ValueError, match="^mine$"), explaining_damage(Path("a.ckpt"), {}):
         raise ValueError("mine")

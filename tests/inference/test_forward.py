@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -15,7 +14,7 @@ from torch import nn
 from medconv.inference.predictor import Predictor, check_finite
 
 
-def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+def test_logits_that_are_not_finite_are_an_error(tmp_path):
     broken = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     next(broken.network.parameters()).data.fill_(float("nan"))
     nib.save(nib.Nifti1Image(np.ones((8, 8, 8), np.float32), np.eye(4)), tmp_path / "a.nii.gz")
@@ -23,9 +22,7 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
         Predictor([broken])(tmp_path / "a.nii.gz")
 
 
-def test_a_file_has_the_spacing_that_training_stated_of_its_case(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_has_the_spacing_that_training_stated_of_its_case(tmp_path, caplog):
     predictor = Predictor(
         [loaded_models.segmentation(nn.Conv3d(1, 2, 1), source_spacing_mm={"site_a": [2, 2, 2]})]
     )
@@ -48,7 +45,7 @@ class Strides(nn.Conv3d):
         return super().forward(input)
 
 
-def test_windows_of_one_channel_are_channels_last(tmp_path: Path) -> None:
+def test_windows_of_one_channel_are_channels_last(tmp_path):
     network = Strides(1, 2, 1)
     member = replace(loaded_models.segmentation(network), memory_format=torch.channels_last_3d)
     nib.save(nib.Nifti1Image(np.ones((8, 8, 8), np.float32), np.eye(4)), tmp_path / "a.nii.gz")
@@ -57,7 +54,7 @@ def test_windows_of_one_channel_are_channels_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[3e38, 3e38, 3e38], [3e38, -1e38]])
-def test_large_logits_are_finite_even_if_their_sum_is_not(values: list[float]) -> None:
+def test_large_logits_are_finite_even_if_their_sum_is_not(values):
     member = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     check_finite("logits", member, np.zeros(1), torch.tensor(values))
     for bad in (math.inf, -math.inf, math.nan):
@@ -65,7 +62,7 @@ def test_large_logits_are_finite_even_if_their_sum_is_not(values: list[float]) -
             check_finite("logits", member, np.zeros(1), torch.tensor([*values, bad]))
 
 
-def test_logits_that_overflow_by_the_image_blame_the_image(tmp_path: Path) -> None:
+def test_logits_that_overflow_by_the_image_blame_the_image(tmp_path):
     huge = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     next(huge.network.parameters()).data.fill_(1e10)
     image = np.linspace(-1e30, 1e30, 512, dtype=np.float32).reshape(8, 8, 8)

@@ -1,7 +1,5 @@
 """Images from Python: arrays, nibabel images and files give the same voxels and grid."""
 
-from pathlib import Path
-
 import nibabel as nib
 import numpy as np
 import pytest
@@ -13,12 +11,12 @@ from medconv.utils.errors import ArgumentError
 AFFINE = np.array([[0, -1.2, 0, 3], [1.4, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1.0]])
 
 
-def volume(channels: int = 2) -> np.ndarray:
+def volume(channels=2):
     """(X, Y, Z, channels), as NIfTI has them."""
     return np.random.default_rng(0).normal(size=(4, 5, 6, channels)).astype(np.float32)
 
 
-def test_files_arrays_and_nibabel_images_are_the_same_image(tmp_path: Path) -> None:
+def test_files_arrays_and_nibabel_images_are_the_same_image(tmp_path):
     nib.save(nib.Nifti1Image(volume(), AFFINE), tmp_path / "a.nii.gz")
     expected = from_files(Case("a", (tmp_path / "a.nii.gz",)))
     loaded = nib.load(tmp_path / "a.nii.gz")
@@ -35,7 +33,7 @@ def test_files_arrays_and_nibabel_images_are_the_same_image(tmp_path: Path) -> N
     assert from_nibabel([loaded]).case.id == "a"
 
 
-def test_one_channel_and_2d_images_need_no_axis_for_it() -> None:
+def test_one_channel_and_2d_images_need_no_axis_for_it():
     assert from_array(volume()[..., 0], 3, spacing_mm=(1, 2, 3)).voxels.shape == (1, 4, 5, 6)
     flat = from_array(volume()[:, :, 0, 0], 2, spacing_mm=(1, 2))
     assert flat.voxels.shape == (1, 4, 5, 1)
@@ -55,12 +53,12 @@ def test_one_channel_and_2d_images_need_no_axis_for_it() -> None:
         ({"spacing_mm": (1, 1, 0)}, r"^spacing_mm must be 3 positive numbers, got \[1, 1, 0\]$"),
     ],
 )
-def test_an_array_has_an_affine_or_a_spacing(arguments: dict, message: str) -> None:
+def test_an_array_has_an_affine_or_a_spacing(arguments, message):
     with pytest.raises(ArgumentError, match=message):
         from_array(volume()[..., 0], 3, **arguments)
 
 
-def test_arrays_that_are_no_images_are_refused() -> None:
+def test_arrays_that_are_no_images_are_refused():
     with pytest.raises(
         ValueError, match=r"^an array must be \(X, Y, Z\) or \(channels, X, Y, Z\), got shape"
     ):
@@ -73,7 +71,7 @@ def test_arrays_that_are_no_images_are_refused() -> None:
         from_array(np.zeros((4, 5, 6), complex), 3, spacing_mm=(1, 1, 1))
 
 
-def test_channels_on_different_grids_are_refused() -> None:
+def test_channels_on_different_grids_are_refused():
     images = [nib.Nifti1Image(volume(1)[..., 0], affine) for affine in (AFFINE, np.eye(4))]
     with pytest.raises(ValueError, match=r"image 1.*image 2|image 2.*image 1"):
         from_nibabel(images)

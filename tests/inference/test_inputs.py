@@ -3,7 +3,6 @@
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,29 +13,29 @@ from medconv.data.io.images import read_array
 from medconv.inference.inputs import find_cases
 
 
-def touch(folder: Path, *names: str) -> Path:
+def touch(folder, *names):
     folder.mkdir(exist_ok=True)
     for name in names:
         (folder / name).touch()
     return folder
 
 
-def names_of(source: Path, num_channels: int) -> dict[str, list[str]]:
+def names_of(source, num_channels):
     return {case.id: [path.name for path in case.images] for case in find_cases(source, num_channels)}
 
 
 @pytest.mark.parametrize("name", ["scan.nii.gz", "scan.nii"])
-def test_a_single_file_is_a_case(tmp_path: Path, name: str) -> None:
+def test_a_single_file_is_a_case(tmp_path, name):
     (case,) = find_cases(touch(tmp_path, name) / name, 1)
     assert (case.id, case.images, case.label) == ("scan", (tmp_path / name,), None)
 
 
-def test_each_image_of_a_folder_is_a_case(tmp_path: Path) -> None:
+def test_each_image_of_a_folder_is_a_case(tmp_path):
     touch(tmp_path, "b.nii", "a.nii.gz", "notes.txt", "._a.nii.gz", ".partial.c.nii.gz")
     assert names_of(tmp_path, 1) == {"a": ["a.nii.gz"], "b": ["b.nii"]}
 
 
-def test_channels_are_grouped_by_case(tmp_path: Path) -> None:
+def test_channels_are_grouped_by_case(tmp_path):
     touch(tmp_path, "a_0001.nii.gz", "a_0000.nii.gz", "b_c_0000.nii.gz", "b_c_0001.nii.gz")
     assert names_of(tmp_path, 2) == {
         "a": ["a_0000.nii.gz", "a_0001.nii.gz"],
@@ -44,14 +43,12 @@ def test_channels_are_grouped_by_case(tmp_path: Path) -> None:
     }
 
 
-def test_a_single_channel_may_have_its_number(tmp_path: Path) -> None:
+def test_a_single_channel_may_have_its_number(tmp_path):
     touch(tmp_path, "a_0000.nii.gz", "b_0000.nii.gz")
     assert names_of(tmp_path, 1) == {"a": ["a_0000.nii.gz"], "b": ["b_0000.nii.gz"]}
 
 
-def test_files_with_the_names_of_the_training_are_cases_by_its_pattern(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_with_the_names_of_the_training_are_cases_by_its_pattern(tmp_path, caplog):
     touch(tmp_path, "s1_t1.nii.gz", "s2_t1.nii.gz", "s1_seg.nii.gz", "notes.txt")
     with caplog.at_level("INFO", logger="medconv"):
         cases = find_cases(tmp_path, 1, image_patterns=("*_t1.nii.gz",))
@@ -63,13 +60,13 @@ def test_files_with_the_names_of_the_training_are_cases_by_its_pattern(
     assert "skipped images with other names: s1_seg.nii.gz" in caplog.text
 
 
-def test_files_with_other_names_than_those_of_the_training_are_cases_by_their_names(tmp_path: Path) -> None:
+def test_files_with_other_names_than_those_of_the_training_are_cases_by_their_names(tmp_path):
     touch(tmp_path, "a.nii.gz", "b.nii.gz")
     cases = find_cases(tmp_path, 1, image_patterns=("*_t1.nii.gz",))
     assert [case.id for case in cases] == ["a", "b"]
 
 
-def test_channels_are_found_by_the_patterns_of_the_training(tmp_path: Path) -> None:
+def test_channels_are_found_by_the_patterns_of_the_training(tmp_path):
     for name in ("s1", "s2"):
         touch(tmp_path / name, "t1.nii.gz", "flair.nii.gz")
     by_pattern = ("{id}/t1.nii.gz", "{id}/flair.nii.gz")
@@ -83,13 +80,13 @@ def test_channels_are_found_by_the_patterns_of_the_training(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("names", [["case_0001"], ["hippocampus_1234"]])
-def test_names_that_end_in_other_four_digits_are_cases(tmp_path: Path, names: list[str]) -> None:
+def test_names_that_end_in_other_four_digits_are_cases(tmp_path, names):
     touch(tmp_path, *(f"{name}.nii.gz" for name in names))
     assert names_of(tmp_path, 1) == {name: [f"{name}.nii.gz"] for name in names}
 
 
 @pytest.mark.parametrize("names", [["case_0000", "case_0001", "case_0002"], ["a_0000", "b"]])
-def test_a_folder_with_a_first_channel_may_hold_only_channels(tmp_path: Path, names: list[str]) -> None:
+def test_a_folder_with_a_first_channel_may_hold_only_channels(tmp_path, names):
     touch(tmp_path, *(f"{name}.nii.gz" for name in names))
     with pytest.raises(
         ValueError, match=r"every case needs channels 0 to 0|expected a name that ends in a channel number"
@@ -97,19 +94,19 @@ def test_a_folder_with_a_first_channel_may_hold_only_channels(tmp_path: Path, na
         find_cases(tmp_path, 1)
 
 
-def test_4d_files_hold_several_channels(tmp_path: Path) -> None:
+def test_4d_files_hold_several_channels(tmp_path):
     touch(tmp_path, "BRATS_001.nii.gz", "BRATS_002.nii.gz")
     assert names_of(tmp_path, 4) == {"BRATS_001": ["BRATS_001.nii.gz"], "BRATS_002": ["BRATS_002.nii.gz"]}
 
 
-def test_missing_channels_are_named(tmp_path: Path) -> None:
+def test_missing_channels_are_named(tmp_path):
     touch(tmp_path, "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz", "c_0000.nii.gz", "c_0002.nii.gz")
     message = rf"^{tmp_path}: every case needs channels 0 to 1: b has \[0\]; c has \[0, 2\]$"
     with pytest.raises(ValueError, match=message):
         find_cases(tmp_path, 2)
 
 
-def test_input_without_an_image_is_refused(tmp_path: Path) -> None:
+def test_input_without_an_image_is_refused(tmp_path):
     with pytest.raises(ValueError, match=rf"source {tmp_path}/gone: no such file or folder"):
         find_cases(tmp_path / "gone", 1)
     touch(tmp_path, "notes.txt")
@@ -117,7 +114,7 @@ def test_input_without_an_image_is_refused(tmp_path: Path) -> None:
         find_cases(tmp_path, 1)
 
 
-def test_a_label_called_case_is_no_id(tmp_path: Path) -> None:
+def test_a_label_called_case_is_no_id(tmp_path):
     touch(tmp_path, "a.png", "b.png")
     (tmp_path / "t.csv").write_text("path,case\na.png,0\nb.png,0\n")
     assert [case.id for case in find_cases(tmp_path / "t.csv", 1, ["case", "other"])] == ["a", "b"]
@@ -125,7 +122,7 @@ def test_a_label_called_case_is_no_id(tmp_path: Path) -> None:
     assert [case.id for case in find_cases(tmp_path / "t.csv", 1, ["label"])] == ["s1", "s2"]
 
 
-def test_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
+def test_endings_in_capitals_are_not_skipped_silently(tmp_path):
     touch(tmp_path, "a.nii.gz", "B.NII.GZ", "c.Nii")
     with pytest.raises(
         ValueError, match=r"source .*: endings must be in small letters, rename B\.NII\.GZ, c\.Nii$"
@@ -134,14 +131,14 @@ def test_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffixes", [(".nii", ".nii.gz"), (".nii.gz", ".nii")])
-def test_two_files_with_one_case_id_are_refused(tmp_path: Path, suffixes: tuple[str, str]) -> None:
+def test_two_files_with_one_case_id_are_refused(tmp_path, suffixes):
     """Both results would be written to a.nii.gz."""
     touch(tmp_path, *(f"a{suffix}" for suffix in suffixes))
     with pytest.raises(ValueError, match=r"source .*: more than one file for a$"):
         find_cases(tmp_path, 1)
 
 
-def test_channels_are_listed_or_lie_beside_the_first_one(tmp_path: Path) -> None:
+def test_channels_are_listed_or_lie_beside_the_first_one(tmp_path):
     (tmp_path / "list.txt").write_text("a_0000.nii.gz\ta_0001.nii.gz\nb.nii.gz\n")
     cases = find_cases(tmp_path / "list.txt", 2)
     assert [(case.id, [path.name for path in case.images]) for case in cases] == [
@@ -156,7 +153,7 @@ def test_channels_are_listed_or_lie_beside_the_first_one(tmp_path: Path) -> None
         find_cases(tmp_path / "a_0000.nii.gz", 3)
 
 
-def test_a_case_has_the_same_id_in_a_folder_a_file_and_a_list(tmp_path: Path) -> None:
+def test_a_case_has_the_same_id_in_a_folder_a_file_and_a_list(tmp_path):
     path = tmp_path / "p_0000.nii.gz"
     path.touch()
     # Lists begin with the byte order mark that Windows writes.
@@ -172,14 +169,12 @@ def test_a_case_has_the_same_id_in_a_folder_a_file_and_a_list(tmp_path: Path) ->
 
 
 @pytest.fixture
-def dicoms() -> ModuleType:
+def dicoms():
     """The helpers that write DICOM; skips a test where pydicom is not installed."""
     return importlib.import_module("helpers.dicoms")
 
 
-def test_each_series_of_a_study_is_a_case(
-    dicoms: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_series_of_a_study_is_a_case(dicoms, tmp_path, caplog):
     """Of two patients; one has two series in one folder, with a localizer."""
     caplog.set_level("INFO")
     study = tmp_path / "study"
@@ -206,15 +201,13 @@ def test_each_series_of_a_study_is_a_case(
     assert shapes == [(9, 7, 5)] * 2
 
 
-def move_files(source: Path, target: Path, prefix: str) -> None:
+def move_files(source, target, prefix):
     target.mkdir(exist_ok=True)
     for path in source.iterdir():
         path.rename(target / f"{prefix}{path.name}")
 
 
-def test_a_folder_of_one_series_gives_the_case_its_name(
-    dicoms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_one_series_gives_the_case_its_name(dicoms, tmp_path, monkeypatch):
     folder = dicoms.series(tmp_path / "p1/se1", dicoms.array())
     assert [case.id for case in find_cases(folder, 1)] == ["se1"]
     monkeypatch.chdir(folder)
@@ -223,9 +216,7 @@ def test_a_folder_of_one_series_gives_the_case_its_name(
     assert [case.id for case in find_cases(Path("sub/.."), 1)] == ["se1"]
 
 
-def test_a_folder_without_dicom_beside_others_is_named(
-    dicoms: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_without_dicom_beside_others_is_named(dicoms, tmp_path, caplog):
     dicoms.series(tmp_path / "a/se", dicoms.array())
     (tmp_path / "b").mkdir()
     for path in (tmp_path / "a/se").iterdir():
@@ -235,12 +226,12 @@ def test_a_folder_without_dicom_beside_others_is_named(
     assert caplog.messages == [f"source {tmp_path}: {message}"]
 
 
-def test_a_file_named_by_its_uid_keeps_the_last_number(tmp_path: Path) -> None:
+def test_a_file_named_by_its_uid_keeps_the_last_number(tmp_path):
     (tmp_path / "list.txt").write_text("a/1.2.840.5\nb/1.2.840.6\n")
     assert [case.id for case in find_cases(tmp_path / "list.txt", 1)] == ["1.2.840.5", "1.2.840.6"]
 
 
-def test_each_radiograph_of_a_folder_is_a_case(dicoms: ModuleType, tmp_path: Path) -> None:
+def test_each_radiograph_of_a_folder_is_a_case(dicoms, tmp_path):
     """Named as its file; a broken one is a case that fails alone."""
     files = {"a": "a.dcm", "1.2.3.4": "1.2.3.4", "1.2.3.5": "1.2.3.5"}
     for name in files.values():
@@ -253,7 +244,7 @@ def test_each_radiograph_of_a_folder_is_a_case(dicoms: ModuleType, tmp_path: Pat
         read_array(images["c"])
 
 
-def test_series_of_several_modalities_are_refused(dicoms: ModuleType, tmp_path: Path) -> None:
+def test_series_of_several_modalities_are_refused(dicoms, tmp_path):
     dicoms.series(tmp_path / "a", dicoms.array())
     dicoms.series(tmp_path / "b", dicoms.array(), Modality="PT")
     with members.refused(
@@ -262,7 +253,7 @@ def test_series_of_several_modalities_are_refused(dicoms: ModuleType, tmp_path: 
         find_cases(tmp_path, 1)
 
 
-def test_two_series_of_one_name_are_refused(dicoms: ModuleType, tmp_path: Path) -> None:
+def test_two_series_of_one_name_are_refused(dicoms, tmp_path):
     for number in range(2):
         folder = dicoms.series(tmp_path / f"{number}", dicoms.array(), SeriesInstanceUID=f"1.2.{number}")
         move_files(folder, tmp_path / "both", str(number))
@@ -270,13 +261,13 @@ def test_two_series_of_one_name_are_refused(dicoms: ModuleType, tmp_path: Path) 
         find_cases(tmp_path / "both", 1)
 
 
-def test_a_folder_without_any_image_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_any_image_is_refused(tmp_path):
     (tmp_path / "sub").mkdir()
     with members.refused(r"no image there \(\.nii\.gz, .*\), nor DICOM below"):
         find_cases(tmp_path, 1)
 
 
-def test_a_folder_without_permission_is_named(dicoms: ModuleType, open_folder: Path) -> None:
+def test_a_folder_without_permission_is_named(dicoms, open_folder):
     dicoms.series(open_folder / "a", dicoms.array())
     find_cases(
         open_folder, 1
@@ -286,7 +277,7 @@ def test_a_folder_without_permission_is_named(dicoms: ModuleType, open_folder: P
     assert unprivileged(find_cases, open_folder, 1) == error
 
 
-def test_a_pattern_names_the_cases(tmp_path: Path) -> None:
+def test_a_pattern_names_the_cases(tmp_path):
     """As in training, so that predictions have the names of the references' case ids."""
     for name in ("21_training.nii.gz", "22_training.nii.gz", "21_mask.nii.gz"):
         (tmp_path / name).touch()
@@ -298,7 +289,7 @@ def test_a_pattern_names_the_cases(tmp_path: Path) -> None:
         find_cases(tmp_path / "{id}_t1.nii.gz", 1)
 
 
-def test_pictures_with_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
+def test_pictures_with_endings_in_capitals_are_not_skipped_silently(tmp_path):
     touch(tmp_path, "a.png", "b.Png")
     with pytest.raises(ValueError, match=r"endings must be in small letters, rename b\.Png$"):
         find_cases(tmp_path, 1)

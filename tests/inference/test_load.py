@@ -1,19 +1,16 @@
 """A checkpoint as it is loaded: attributes, folded convolutions, and checkpoints that are refused."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from helpers import members
 from helpers.configs import derived
-from helpers.exports import Exported
 from torch.nn.utils import parametrize
 
 from medconv.config import DataConfig
 from medconv.inference.load import _rounding, load
 
 
-def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -> None:
+def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported):
     model = load(exported.checkpoint)
     assert model.spacing_range_mm == ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0))
     assert model.path == exported.checkpoint
@@ -38,15 +35,13 @@ def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -
         (lambda r: r["config"]["derived"].pop("strides"), "damaged, or written by another version.*strides"),
     ],
 )
-def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(
-    exported: Exported, tmp_path: Path, edit, message: str
-) -> None:
+def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(exported, tmp_path, edit, message):
     path = members.variant(exported.checkpoint, tmp_path / "b.ckpt", edit)
     with members.refused(rf"^{path}: .*{message}"):
         load(path)
 
 
-def test_2d_images_of_one_size_are_rounded_up_to_the_strides() -> None:
+def test_2d_images_of_one_size_are_rounded_up_to_the_strides():
     images = derived(spatial_dims=2, strides=[[2, 2], [2, 1]])
     assert _rounding(DataConfig(), images) == (4, 2)
     for data in (DataConfig(patch_size=[16, 16]), DataConfig(resize=[16, 16])):  # training took several sizes

@@ -2,7 +2,6 @@
 
 import resource
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from medconv.utils.atomic_io import NO_ROOM
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_channels_come_back_as_they_were(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_channels_come_back_as_they_were(tmp_path, dtype):
     """Slabs share planes."""
     logits = torch.randn(3, 9, 4, 5, dtype=dtype, generator=torch.Generator().manual_seed(0))
     file = LogitFile(9, tmp_path)
@@ -25,21 +24,21 @@ def test_channels_come_back_as_they_were(tmp_path: Path, dtype: torch.dtype) -> 
             assert torch.equal(channel, logits[index, planes])
 
 
-def test_planes_that_are_there_are_not_written_again(tmp_path: Path) -> None:
+def test_planes_that_are_there_are_not_written_again(tmp_path):
     file = LogitFile(3, tmp_path)
     file.put(0, torch.ones(1, 2, 4))
     file.put(1, torch.zeros(1, 2, 4))
     assert [float(plane.mean()) for plane in file.read(0, slice(0, 3))] == [1, 1, 0]
 
 
-def test_the_file_has_no_name(tmp_path: Path) -> None:
+def test_the_file_has_no_name(tmp_path):
     """So that a killed process leaves nothing behind."""
     file = LogitFile(1, tmp_path)
     file.put(0, torch.ones(1, 1, 4))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:

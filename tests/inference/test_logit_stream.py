@@ -2,20 +2,19 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from medconv.inference import sliding_window
-from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow, WindowPlacement
+from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow
 
 PATCH = (6, 4, 4)
 
 
-def network(windows: Tensor) -> Tensor:
+def network(windows):
     """Depends on where a voxel is in its window."""
     return torch.cat([windows.cumsum(2), windows * windows.mean((2, 3), keepdim=True), windows.sin()], 1)
 
 
-def volume(*size: int) -> Tensor:
+def volume(*size):
     return torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
 
 
@@ -23,9 +22,7 @@ def volume(*size: int) -> Tensor:
 @pytest.mark.parametrize("size", [(13, 9, 7), (5, 20, 9), (30, 4, 3)])
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
-def test_planes_are_those_of_the_whole_image(
-    axis: int, size: tuple[int, ...], batch_size: int, placement: WindowPlacement
-) -> None:
+def test_planes_are_those_of_the_whole_image(axis, size, batch_size, placement):
     """Also those of an image that is padded, and asked for with overlap, as interpolation does."""
     image = volume(*size)
     window = SlidingWindow(PATCH, 0.5, batch_size, placement=placement)
@@ -38,9 +35,7 @@ def test_planes_are_those_of_the_whole_image(
 
 
 @pytest.mark.parametrize("classes_at_once", [0, 1, 2, 3, 5])
-def test_logits_are_weighted_a_few_classes_at_a_time(
-    classes_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_weighted_a_few_classes_at_a_time(classes_at_once, monkeypatch):
     """A copy of all would be as large as the window's logits."""
     window = SlidingWindow(PATCH, 0.5, batch_size=2)
     expected = window(network, volume(13, 9, 7)[None])
@@ -52,14 +47,12 @@ def test_logits_are_weighted_a_few_classes_at_a_time(
 
 @pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_planes_that_would_take_much_memory_have_half_the_bytes(
-    placement: WindowPlacement, scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planes_that_would_take_much_memory_have_half_the_bytes(placement, scale, monkeypatch):
     """Where labels alone follow: with fp16's digits also in the corners, whose weights are small."""
     image = volume(13, 9, 7)
     window = SlidingWindow(PATCH, 0.75, placement=placement)
 
-    def large(windows: Tensor) -> Tensor:
+    def large(windows):
         return scale * network(windows)
 
     exact = window.stream(large, image, 0, 3).take(0, 3)
@@ -71,22 +64,20 @@ def test_planes_that_would_take_much_memory_have_half_the_bytes(
     torch.testing.assert_close(half.float(), exact, rtol=4e-3, atol=4e-3 * scale)
 
 
-def test_planes_of_more_than_a_gibibyte_in_fp32_take_half() -> None:
+def test_planes_of_more_than_a_gibibyte_in_fp32_take_half():
     assert not sliding_window.takes_half(64, 2**22)
     assert sliding_window.takes_half(64, 2**22 + 1)
 
 
 @pytest.mark.parametrize("large", [1e5, -1e5])
 @pytest.mark.parametrize("first_large", [0, 3, 17])
-def test_logits_beyond_fp16_go_on_in_fp32(
-    first_large: int, large: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_logits_beyond_fp16_go_on_in_fp32(first_large, large, monkeypatch, caplog):
     """From the first window with such logits on; planes before it are not lost."""
     monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 100)
     image = volume(25, 9, 7)
     calls = 0
 
-    def growing(windows: Tensor) -> Tensor:
+    def growing(windows):
         nonlocal calls
         calls += 1
         # All classes are beyond 65504, and the largest one counts.
@@ -107,9 +98,7 @@ def test_logits_beyond_fp16_go_on_in_fp32(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
-def test_logits_are_summed_in_fp32_or_their_own_precision(
-    placement: WindowPlacement, dtype: torch.dtype
-) -> None:
+def test_logits_are_summed_in_fp32_or_their_own_precision(placement, dtype):
     """In bf16, MONAI rounds the products, and nnU-Net nothing."""
     image = volume(13, 9, 7)
     window = SlidingWindow(PATCH, 0.75, placement=placement)
@@ -124,7 +113,7 @@ def test_logits_are_summed_in_fp32_or_their_own_precision(
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 65504.0, -65504.0])
-def test_fp32_would_not_make_logits_finite(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_would_not_make_logits_finite(value, monkeypatch):
     """Of a network whose outputs are not finite, or are in fp16."""
     monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 100)
     window = SlidingWindow(PATCH, 0.5)
@@ -135,7 +124,7 @@ def test_fp32_would_not_make_logits_finite(value: float, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_slices_are_planes(axis: int) -> None:
+def test_slices_are_planes(axis):
     image = volume(7, 8, 9)
     window = SlidingWindow((4, 4), 0.5, batch_size=3, slice_axis=axis)
     whole = window(network, image[None])[0].movedim(1 + axis, 1)
@@ -145,7 +134,7 @@ def test_slices_are_planes(axis: int) -> None:
     assert stream.num_values < 4 * image[0].numel() / stream.length
 
 
-def test_memory_does_not_grow_with_the_length() -> None:
+def test_memory_does_not_grow_with_the_length():
     window = SlidingWindow(PATCH, 0.5, batch_size=2)
     short, long = (window.stream(network, volume(length, 8, 8), 0, 2).num_values for length in (30, 300))
     # A batch of two windows may lie in two rows of nine; of two planes asked for, one waits.
@@ -154,7 +143,7 @@ def test_memory_does_not_grow_with_the_length() -> None:
     assert window.stream(network, volume(30, 8, 8), 0).num_values == 8 * 8 * 30
 
 
-def test_planes_may_be_left_out() -> None:
+def test_planes_may_be_left_out():
     """Windows of planes that nobody asks for are added before those that are."""
     image = volume(40, 8, 8)
     window = SlidingWindow(PATCH, 0.5, batch_size=2)
@@ -164,10 +153,10 @@ def test_planes_may_be_left_out() -> None:
         torch.testing.assert_close(stream.take(first, first + 3), whole[:, first : first + 3])
 
 
-def test_windows_are_run_as_their_planes_are_asked_for() -> None:
-    calls: list[int] = []
+def test_windows_are_run_as_their_planes_are_asked_for():
+    calls = []
 
-    def counting(windows: Tensor) -> Tensor:
+    def counting(windows):
         calls.append(len(windows))
         return windows
 
@@ -180,11 +169,11 @@ def test_windows_are_run_as_their_planes_are_asked_for() -> None:
     assert len(calls) == 2
 
 
-def test_a_sum_that_outgrows_the_gpu_goes_on_in_the_computers_memory() -> None:
+def test_a_sum_that_outgrows_the_gpu_goes_on_in_the_computers_memory():
     """What was summed before stays; the GPU's error comes at the third call."""
     calls = 0
 
-    def full(windows: Tensor) -> Tensor:
+    def full(windows):
         nonlocal calls
         calls += 1
         if calls == 3:
@@ -197,11 +186,11 @@ def test_a_sum_that_outgrows_the_gpu_goes_on_in_the_computers_memory() -> None:
     assert logits.device.type == "cpu" and torch.equal(logits, window(network, image[None]))
 
 
-def test_windows_of_one_value_are_computed_once() -> None:
+def test_windows_of_one_value_are_computed_once():
     """Air is; a window with other voxels, or another value, is not."""
-    calls: list[int] = []
+    calls = []
 
-    def counting(windows: Tensor) -> Tensor:
+    def counting(windows):
         calls.append(len(windows))
         return windows.cumsum(2)
 
@@ -216,7 +205,7 @@ def test_windows_of_one_value_are_computed_once() -> None:
     torch.testing.assert_close(logits[0], expected)
 
 
-def test_windows_of_one_value_have_it_in_each_channel() -> None:
+def test_windows_of_one_value_have_it_in_each_channel():
     """The second of two channels differs between windows, or inside of one."""
     image = torch.zeros(2, 24, 4, 4)
     image[1, 8:16] = 1.0
@@ -225,16 +214,16 @@ def test_windows_of_one_value_have_it_in_each_channel() -> None:
     torch.testing.assert_close(window(torch.clone, image[None])[0], image)
 
 
-def test_a_few_constants_are_kept_without_the_memory_of_their_batch() -> None:
+def test_a_few_constants_are_kept_without_the_memory_of_their_batch():
     image = torch.arange(6.0).repeat_interleave(8)[None, :, None, None].expand(1, 48, 4, 4)
     stream = SlidingWindow((8, 4, 4), 0.0, batch_size=3).stream(torch.clone, image, 0)
     torch.testing.assert_close(stream.take(0, 48), image)
-    known = stream._network.known.values()  # type: ignore[attr-defined]
+    known = stream._network.known.values()
     assert len(known) == 4
     assert all(logits.untyped_storage().nbytes() == 4 * 8 * 4 * 4 for logits in known)
 
 
-def test_planes_that_are_asked_for_are_not_copied() -> None:
+def test_planes_that_are_asked_for_are_not_copied():
     """Those of 105 classes on 512 x 512 voxels are 100 MB each."""
     stream = SlidingWindow(PATCH, 0.5, batch_size=2).stream(network, volume(40, 8, 8), 0, planes_at_once=3)
     for first in range(0, stream.length, 2):

@@ -1,14 +1,13 @@
 """medconv/inference/predictor.py: networks that give no mean are refused by what differs; see test_predictor too."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from medconv.inference.predictor import check_same
 
 
-def model(**changes: Any) -> Any:
+def model(**changes):
     values = {
         "targets": SimpleNamespace(description="label_map: a=1"),
         "class_names": ("background", "a"),
@@ -20,7 +19,7 @@ def model(**changes: Any) -> Any:
     return SimpleNamespace(**{**values, **changes})
 
 
-def test_equal_networks_are_accepted() -> None:
+def test_equal_networks_are_accepted():
     check_same(model(), model(path="second.ckpt"))
 
 
@@ -32,6 +31,6 @@ def test_equal_networks_are_accepted() -> None:
         ({"class_names": ("background", "b")}, "its classes differ: background, b; there background, a"),
     ],
 )
-def test_what_differs_is_named(changes: dict[str, Any], message: str) -> None:
+def test_what_differs_is_named(changes, message):
     with pytest.raises(ValueError, match=f"second.ckpt: cannot be averaged with first.ckpt, {message}"):
         check_same(model(), model(path="second.ckpt", **changes))

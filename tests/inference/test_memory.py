@@ -1,7 +1,6 @@
 """The memory of a prediction: the estimate, and fewer workers where it does not fit."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -13,7 +12,6 @@ from torch import nn
 from medconv.data.case import Case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference import predict, sliding_window
-from medconv.inference.load import LoadedModel
 from medconv.inference.predict import Need, _need, fitting_workers
 from medconv.inference.prepare import from_files
 from medconv.inference.sliding_window import SlidingWindow
@@ -21,14 +19,14 @@ from medconv.inference.sliding_window import SlidingWindow
 GB = 2**30
 
 
-def member(spacing_mm: float = 2.0) -> LoadedModel:
+def member(spacing_mm=2.0):
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     preprocessing = PreprocessingConfig(3, (spacing_mm,) * 3, ("none",), ({},))
     return replace(model, preprocessing=preprocessing, window=replace(model.window, patch_size=(8, 8, 8)))
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
+def case(tmp_path):
     """A volume of 32 x 40 x 64 voxels at 1 mm."""
     path = tmp_path / "ct.nii.gz"
     image = np.random.default_rng(0).normal(size=(32, 40, 64)).astype(np.float32)
@@ -36,7 +34,7 @@ def case(tmp_path: Path) -> Case:
     return Case("ct", (path,))
 
 
-def test_the_planes_in_work_are_estimated_as_they_are(case: Case) -> None:
+def test_the_planes_in_work_are_estimated_as_they_are(case):
     model = member()
     need = _need(case, [model], only_labels=True)
     assert need is not None and need.shape == (32, 40, 64)
@@ -47,7 +45,7 @@ def test_the_planes_in_work_are_estimated_as_they_are(case: Case) -> None:
     assert need.predicting - 4 * 32 * 40 * 64 == pytest.approx(4 * 2 * values, rel=0.3)
 
 
-def test_networks_that_share_a_sum_take_no_more(case: Case) -> None:
+def test_networks_that_share_a_sum_take_no_more(case):
     one, folds, others = (
         _need(case, models, only_labels=True)
         for models in ([member()], [member()] * 5, [member(), member(1.0)])
@@ -57,9 +55,7 @@ def test_networks_that_share_a_sum_take_no_more(case: Case) -> None:
     assert others.predicting > 4 * (one.predicting - 4 * 32 * 40 * 64)
 
 
-def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
-    case: Case, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fewer_cases_are_loaded_at_once_where_memory_is_small(case, caplog):
     need = _need(case, [member()], only_labels=True)
     assert need is not None
     with caplog.at_level("INFO"):
@@ -76,7 +72,7 @@ def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
     assert "1 loaded at once, instead of 4; this machine has 0.0 GB, and may kill" in caplog.text
 
 
-def test_probabilities_that_are_written_take_memory(case: Case) -> None:
+def test_probabilities_that_are_written_take_memory(case):
     need = _need(case, [member()], only_labels=True)
     assert need is not None
     available = need.total(3) / 0.79
@@ -84,7 +80,7 @@ def test_probabilities_that_are_written_take_memory(case: Case) -> None:
     assert fitting_workers([case], [member()], 3, available, saves_probabilities=True) == 2
 
 
-def test_quality_takes_the_planes_in_full_precision(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_takes_the_planes_in_full_precision(case, monkeypatch):
     monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 0)
     labels, quality = (_need(case, [member()], only_labels) for only_labels in (True, False))
     assert labels is not None and quality is not None
@@ -95,17 +91,17 @@ def test_quality_takes_the_planes_in_full_precision(case: Case, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["a.nii.gz", "a.png"])
-def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path, name):
     (tmp_path / name).write_bytes(b"damaged")
     assert fitting_workers([Case("a", (tmp_path / name,))], [member()], 3, available=1.0) == 3
 
 
-def test_the_case_that_is_predicted_is_not_the_only_one() -> None:
+def test_the_case_that_is_predicted_is_not_the_only_one():
     """Two are loaded at once and one waits, while the one before is written."""
     assert Need((1, 1, 1), loading=10.0, predicting=100.0, writing=1.0).total(2) == 131.0
 
 
-def header_only(folder: Path, shape: tuple[int, ...], spacing_mm: float = 1.0) -> Case:
+def header_only(folder, shape, spacing_mm=1.0):
     header = nib.Nifti1Header()
     header.set_data_dtype(np.uint8)
     header.set_data_shape(shape)
@@ -115,9 +111,7 @@ def header_only(folder: Path, shape: tuple[int, ...], spacing_mm: float = 1.0) -
     return Case(path.stem, (path,))
 
 
-def test_the_largest_of_the_first_cases_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_largest_of_the_first_cases_counts(tmp_path, monkeypatch, caplog):
     cases = [header_only(tmp_path, (20, 20, length)) for length in (30, 50, *range(31, 37), 60)]
     monkeypatch.setattr(predict, "_WORTH_SAYING", 1)
     with caplog.at_level("INFO"):
@@ -125,7 +119,7 @@ def test_the_largest_of_the_first_cases_counts(
     assert "for 20 x 20 x 50 voxels, the largest of the first 8 cases" in caplog.text
 
 
-def test_a_case_that_is_refused_takes_nothing(tmp_path: Path) -> None:
+def test_a_case_that_is_refused_takes_nothing(tmp_path):
     """Its header is larger than the machine, or its spacing is not that of the training."""
     huge = header_only(tmp_path, (30000, 30000, 30000))
     metres = header_only(tmp_path, (20, 20, 20), spacing_mm=1000.0)
@@ -135,12 +129,10 @@ def test_a_case_that_is_refused_takes_nothing(tmp_path: Path) -> None:
     assert _need(metres, [trained_at_1_mm], True) is None
 
 
-def test_the_need_follows_from_channels_windows_and_precision(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_need_follows_from_channels_windows_and_precision(case, tmp_path, monkeypatch):
     label_bytes = 4 * 32 * 40 * 64
 
-    def planes_bytes(model: LoadedModel, of: Case = case, only_labels: bool = True) -> float:
+    def planes_bytes(model, of=case, only_labels=True):
         need = _need(of, [model], only_labels)
         assert need is not None
         return need.predicting - label_bytes
@@ -159,7 +151,7 @@ def test_the_need_follows_from_channels_windows_and_precision(
     assert planes_bytes(member(), only_labels=False) == full
 
 
-def test_the_grid_is_that_of_the_turned_image(tmp_path: Path) -> None:
+def test_the_grid_is_that_of_the_turned_image(tmp_path):
     """An image whose axes are stored in another order is predicted at the same size."""
     array = np.zeros((64, 32, 40), np.float32)
     affine = np.array([[0, 1, 0, 0], [0, 0, 1, 0], [3, 0, 0, 0], [0, 0, 0, 1.0]])

@@ -1,9 +1,8 @@
 """An output folder of either kind: which results may stay beside new ones, resuming, the manifest."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,32 +16,32 @@ from medconv.inference.output import MANIFEST, Output, OutputDir
 Make = Callable[..., Output]
 
 
-def label_maps(path: Path, **settings: Any) -> OutputDir:
+def label_maps(path, **settings):
     return OutputDir(path, {"overlap": 0.5, **settings}, {"class_names": ["background", "box"]})
 
 
-def table(path: Path, **settings: Any) -> OutputTable:
+def table(path, **settings):
     targets = MulticlassTargets(("benign", "case"))
     return OutputTable(path, targets, {"overlap": 0.5, **settings}, {"class_names": ["background", "box"]})
 
 
 @pytest.fixture(params=[label_maps, table])
-def output(request: pytest.FixtureRequest) -> Make:
+def output(request):
     return request.param
 
 
-def cases(*names: str, root: str = "images") -> list[Case]:
+def cases(*names, root="images"):
     return [Case(name, (Path(root).absolute() / f"{name}.nii.gz",)) for name in names]
 
 
-def put(output: Output, case: Case, value: float = 0.25) -> None:
+def put(output, case, value=0.25):
     if isinstance(output, OutputTable):
         output.add(case, np.array([value, 1 - value]))
     else:
         output.label(case.id).write_text(str(value))
 
 
-def fill(output: Output, listed: Sequence[Case], overwrite: bool = False) -> list[str]:
+def fill(output, listed, overwrite=False):
     """Predict all cases that are free; returns their names."""
     done = []
     with output.open(listed, overwrite):
@@ -53,11 +52,11 @@ def fill(output: Output, listed: Sequence[Case], overwrite: bool = False) -> lis
     return done
 
 
-def manifest(path: Path) -> dict[str, Any]:
+def manifest(path):
     return json.loads((path / MANIFEST).read_text())
 
 
-def test_finished_cases_are_skipped(output: Make, tmp_path: Path) -> None:
+def test_finished_cases_are_skipped(output, tmp_path):
     assert fill(output(tmp_path), cases("a", "b")) == ["a", "b"]
     again = output(tmp_path)
     assert fill(again, cases("a", "b", "c")) == ["c"]
@@ -69,7 +68,7 @@ def test_finished_cases_are_skipped(output: Make, tmp_path: Path) -> None:
     assert content["settings"] == again.settings and content["overwriting"] == []
 
 
-def test_other_settings_need_overwrite_and_the_same_cases(output: Make, tmp_path: Path) -> None:
+def test_other_settings_need_overwrite_and_the_same_cases(output, tmp_path):
     fill(output(tmp_path), cases("a", "b"))
     differs = r"^output \S+: holds results made with other settings \(overlap: 0\.5 there, 0\.25 now\); "
     with refused(differs + "take another folder, or overwrite=True"):
@@ -85,7 +84,7 @@ def test_other_settings_need_overwrite_and_the_same_cases(output: Make, tmp_path
     assert list(manifest(tmp_path)["cases"]) == ["a", "b"]
 
 
-def test_two_images_with_one_case_id_are_refused(output: Make, tmp_path: Path) -> None:
+def test_two_images_with_one_case_id_are_refused(output, tmp_path):
     fill(output(tmp_path), cases("a", "b"))
     with refused(
         r"holds case a predicted from another image, \S+/images/a\.nii\.gz, not \S+/elsewhere/a\.nii\.gz"
@@ -93,7 +92,7 @@ def test_two_images_with_one_case_id_are_refused(output: Make, tmp_path: Path) -
         fill(output(tmp_path), cases("a", "c", root="elsewhere"))
 
 
-def test_a_replaced_image_is_refused_without_overwrite(output: Make, tmp_path: Path) -> None:
+def test_a_replaced_image_is_refused_without_overwrite(output, tmp_path):
     (tmp_path / "a.nii.gz").write_text("image")
     listed, out = cases("a", root=str(tmp_path)), tmp_path / "out"
     assert fill(output(out), listed) == ["a"] and fill(output(out), listed) == []
@@ -105,7 +104,7 @@ def test_a_replaced_image_is_refused_without_overwrite(output: Make, tmp_path: P
     assert fill(output(out), listed, overwrite=True) == ["a"]
 
 
-def test_a_stopped_overwrite_resumes(output: Make, tmp_path: Path) -> None:
+def test_a_stopped_overwrite_resumes(output, tmp_path):
     listed = cases("a", "b", "c")
     fill(output(tmp_path), cases("a", "b", "c", "d"))
     stopped = output(tmp_path)
@@ -127,7 +126,7 @@ def test_a_stopped_overwrite_resumes(output: Make, tmp_path: Path) -> None:
     assert fill(output(tmp_path), listed, overwrite=True) == ["a", "b", "c"]
 
 
-def test_results_of_the_other_kind_are_refused(output: Make, tmp_path: Path) -> None:
+def test_results_of_the_other_kind_are_refused(output, tmp_path):
     other = table if output is label_maps else label_maps
     fill(other(tmp_path), cases("a"))
     with refused(r"^output \S+: holds (label maps|predictions\.csv); take another folder"):
@@ -135,7 +134,7 @@ def test_results_of_the_other_kind_are_refused(output: Make, tmp_path: Path) -> 
     assert fill(other(tmp_path), cases("a")) == []
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(output: Make, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(output, tmp_path):
     (tmp_path / "file").write_text("")
     with refused(r"^output \S+/file: cannot be written \(File exists\)"):
         fill(output(tmp_path / "file"), cases("a"))

@@ -1,9 +1,7 @@
 """The folder of label maps: how processes share cases, and what is never replaced."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import members
@@ -12,17 +10,17 @@ from medconv.data.case import Case
 from medconv.inference.output import MANIFEST, OutputDir
 
 
-def cases(*names: str, root: str = "images") -> list[Case]:
+def cases(*names, root="images"):
     return [Case(name, (Path(root).absolute() / f"{name}.nii.gz",)) for name in names]
 
 
-def folder(path: Path, probabilities: bool = False, **settings: Any) -> OutputDir:
+def folder(path, probabilities=False, **settings):
     return OutputDir(
         path, {"overlap": 0.5, **settings}, {"class_names": ["background", "box"]}, probabilities
     )
 
 
-def fill(output: OutputDir, listed: Sequence[Case], overwrite: bool = False) -> list[str]:
+def fill(output, listed, overwrite=False):
     """Predict all cases that are free; returns their names."""
     done = []
     with output.open(listed, overwrite):
@@ -33,18 +31,18 @@ def fill(output: OutputDir, listed: Sequence[Case], overwrite: bool = False) -> 
     return done
 
 
-def manifest(path: Path) -> dict[str, Any]:
+def manifest(path):
     return json.loads((path / MANIFEST).read_text())
 
 
-def test_finished_cases_are_skipped(tmp_path: Path) -> None:
+def test_finished_cases_are_skipped(tmp_path):
     assert fill(folder(tmp_path), cases("a", "b")) == ["a", "b"]
     assert fill(folder(tmp_path), cases("a", "b", "c")) == ["c"]
     assert {p.name for p in tmp_path.iterdir()} == {"a.nii.gz", "b.nii.gz", "c.nii.gz", MANIFEST, ".lock"}
     assert manifest(tmp_path)["settings"] == {"overlap": 0.5, "probabilities": False}
 
 
-def test_two_processes_share_the_cases(tmp_path: Path) -> None:
+def test_two_processes_share_the_cases(tmp_path):
     """Step by step: each case once, and the manifest lists the cases of both."""
     one, two = folder(tmp_path), folder(tmp_path)
     first, second = cases("a", "b", "c"), cases("b", "c", "d")
@@ -67,7 +65,7 @@ def test_two_processes_share_the_cases(tmp_path: Path) -> None:
     assert not (tmp_path / ".claims").exists()
 
 
-def test_a_released_case_without_a_result_is_free_again(tmp_path: Path) -> None:
+def test_a_released_case_without_a_result_is_free_again(tmp_path):
     one, two = folder(tmp_path), folder(tmp_path)
     with one.open(cases("a", "b")), two.open(cases("a", "b")):
         claims, other_claims = one.claims(cases("a", "b")), two.claims(cases("a", "b"))
@@ -77,13 +75,13 @@ def test_a_released_case_without_a_result_is_free_again(tmp_path: Path) -> None:
         assert next(other_claims)[0].id == "a"  # tried again at the end
 
 
-def test_other_files_are_another_setting(tmp_path: Path) -> None:
+def test_other_files_are_another_setting(tmp_path):
     fill(folder(tmp_path), cases("a", "b"))
     with members.refused("probabilities: False there, True now"):
         fill(folder(tmp_path, probabilities=True), cases("a"))
 
 
-def test_overwrite_replaces_all(tmp_path: Path) -> None:
+def test_overwrite_replaces_all(tmp_path):
     fill(folder(tmp_path), cases("a", "b"))
     assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["a", "b"]
     assert fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True) == ["a", "b"]
@@ -93,16 +91,14 @@ def test_overwrite_replaces_all(tmp_path: Path) -> None:
     assert list(manifest(tmp_path)["cases"]) == ["a", "b"]
 
 
-def test_overwrite_removes_the_results_first(tmp_path: Path) -> None:
+def test_overwrite_removes_the_results_first(tmp_path):
     fill(folder(tmp_path), cases("a", "b"))
     with folder(tmp_path, overlap=0.25).open(cases("a", "b"), overwrite=True):
         assert not (tmp_path / "a.nii.gz").exists()  # so a case that fails now has none
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_label_maps_that_the_manifest_does_not_list_are_never_replaced(
-    tmp_path: Path, overwrite: bool
-) -> None:
+def test_label_maps_that_the_manifest_does_not_list_are_never_replaced(tmp_path, overwrite):
     (tmp_path / "z.nii.gz").write_text("")
     rest = '"settings": {}, "overwriting": []'
     entries = (
@@ -126,7 +122,7 @@ def test_label_maps_that_the_manifest_does_not_list_are_never_replaced(
 @pytest.mark.parametrize(
     "way", ["same", "link", "..", "another's name", "other ending", "image is a link", "probabilities"]
 )
-def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way: str) -> None:
+def test_the_folder_of_an_image_is_refused(tmp_path, overwrite, way):
     """By any path, and also if a manifest lists the image as if it were a label map."""
     images = tmp_path / "out/probabilities" if way == "probabilities" else tmp_path / "images"
     fill(folder(images.parent if way == "probabilities" else images), cases("a"))
@@ -146,7 +142,7 @@ def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way:
     assert image.read_text() == "image"
 
 
-def test_results_of_a_running_process_are_not_overwritten(tmp_path: Path) -> None:
+def test_results_of_a_running_process_are_not_overwritten(tmp_path):
     one = folder(tmp_path)
     with one.open(cases("a", "b")):
         case, release = next(one.claims(cases("a", "b")))
@@ -165,7 +161,7 @@ def test_results_of_a_running_process_are_not_overwritten(tmp_path: Path) -> Non
     assert manifest(tmp_path)["overwriting"] == []
 
 
-def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+def test_files_of_killed_processes_are_removed(tmp_path):
     fill(folder(tmp_path), cases("a"))
     (tmp_path / ".claims").mkdir()
     for name in (".123.b.nii.gz", ".claims/host-123-4.process", ".claims/b.lock", ".other.nii.gz"):

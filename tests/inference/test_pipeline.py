@@ -22,14 +22,14 @@ class Big:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_items_in_memory_are_bounded(workers: int) -> None:
+def test_items_in_memory_are_bounded(workers):
     """All stages are full when item 0 is written, `workers` are loaded and one is predicted."""
     Big.alive.clear()
     gc.collect()
     highest, lock = 0, threading.Lock()
     loaded = [threading.Event() for _ in range(12)]
 
-    def load(item: int) -> Big:
+    def load(item):
         nonlocal highest
         content = Big()
         with lock:
@@ -37,10 +37,10 @@ def test_items_in_memory_are_bounded(workers: int) -> None:
         loaded[item].set()
         return content
 
-    def predict(content: Big) -> Big:
+    def predict(content):
         return content
 
-    def write(item: int, predicted: Big) -> None:
+    def write(item, predicted):
         if item == 0:  # while it is being written, the next ones are loaded
             assert loaded[workers + 1].wait(PATIENCE_S)
 
@@ -48,24 +48,24 @@ def test_items_in_memory_are_bounded(workers: int) -> None:
     assert highest == workers + 2
 
 
-def test_loading_prediction_and_writing_overlap() -> None:
+def test_loading_prediction_and_writing_overlap():
     """Each stage waits for an earlier stage of the next item, which would never end one after the other."""
     began = {stage: [threading.Event() for _ in range(10)] for stage in ("load", "predict")}
 
-    def wait(event: threading.Event) -> None:
+    def wait(event):
         assert event.wait(PATIENCE_S)
 
-    def load(item: int) -> int:
+    def load(item):
         began["load"][item].set()
         return item
 
-    def predict(item: int) -> int:
+    def predict(item):
         began["predict"][item].set()
         if item + 1 < 10:
             wait(began["load"][item + 1])  # the next item is loaded during this one's prediction
         return item
 
-    def write(item: int, predicted: int) -> None:
+    def write(item, predicted):
         if item + 1 < 10:
             wait(began["predict"][item + 1])  # the next item is predicted during this one's writing
 
@@ -73,13 +73,13 @@ def test_loading_prediction_and_writing_overlap() -> None:
 
 
 @pytest.mark.parametrize("stage", ["load", "predict", "write"])
-def test_an_error_ends_the_stream(stage: str) -> None:
-    def fail(name: str, item: int) -> int:
+def test_an_error_ends_the_stream(stage):
+    def fail(name, item):
         if (name, item) == (stage, 2):
             raise OSError(name)
         return item
 
-    finished: list[int] = []
+    finished = []
     stages = [partial(fail, name) for name in ("load", "predict")]
     with pytest.raises(OSError, match=stage):
         for item in stream(range(9), *stages, lambda _, item: fail("write", item) and None):
@@ -88,9 +88,9 @@ def test_an_error_ends_the_stream(stage: str) -> None:
     assert len(finished) <= 2
 
 
-def test_items_are_requested_as_late_as_possible() -> None:
+def test_items_are_requested_as_late_as_possible():
     """Until then, another process may take them."""
-    requested: list[int] = []
+    requested = []
 
     def items():
         for item in range(6):
@@ -101,14 +101,14 @@ def test_items_are_requested_as_late_as_possible() -> None:
     assert max(len(requested) - number for number, _ in done) <= 3
 
 
-def test_a_stop_does_not_wait_for_items_that_are_not_loaded_yet() -> None:
+def test_a_stop_does_not_wait_for_items_that_are_not_loaded_yet():
     loaded = []
 
-    def load(item: int) -> int:
+    def load(item):
         loaded.append(item)
         return item
 
-    def predict(item: int) -> int:
+    def predict(item):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -116,16 +116,16 @@ def test_a_stop_does_not_wait_for_items_that_are_not_loaded_yet() -> None:
     assert len(loaded) <= 5
 
 
-def test_a_loaded_item_is_freed_once_it_is_predicted() -> None:
+def test_a_loaded_item_is_freed_once_it_is_predicted():
     Big.alive.clear()
-    alive: list[int] = []
+    alive = []
     predicted_is_dropped = threading.Event()
 
     class Content(Big):
         def __del__(self) -> None:
             predicted_is_dropped.set()
 
-    def write(item: int, predicted: str) -> None:
+    def write(item, predicted):
         predicted_is_dropped.wait(PATIENCE_S)
         alive.append(len(Big.alive))
 

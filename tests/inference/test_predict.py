@@ -2,30 +2,26 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
 from helpers import members
-from helpers.exports import Exported
 from helpers.members import call
 
 from medconv.inference import predict
 from medconv.inference.predictor import Predictor
 
 
-def voxels(path: Path) -> np.ndarray:
+def voxels(path):
     return np.asarray(nib.load(path).dataobj)
 
 
 STALE = ("quality", "case_0.json"), ("uncertainty", "case_0.nii.gz")
 
 
-def test_label_maps_probabilities_and_a_manifest_are_written(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_label_maps_probabilities_and_a_manifest_are_written(exported, tmp_path, monkeypatch):
     images, checkpoint, _ = exported
     other = members.variant(checkpoint, tmp_path / "other.ckpt")
     output = tmp_path / "out"
@@ -55,8 +51,8 @@ def test_label_maps_probabilities_and_a_manifest_are_written(
 
 
 def test_training_cases_among_the_images_cause_a_warning_and_are_in_the_manifest(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    exported, tmp_path, monkeypatch, capsys
+):
     """A later call for other images keeps those of the earlier ones."""
     images, checkpoint, _ = exported
     held_out = torch.load(checkpoint, weights_only=True)["medconv"]["validation"]
@@ -74,9 +70,7 @@ def test_training_cases_among_the_images_cause_a_warning_and_are_in_the_manifest
     assert json.loads((tmp_path / "one/prediction.json").read_text())["train_cases"] == []
 
 
-def test_quality_is_the_agreement_of_the_networks(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quality_is_the_agreement_of_the_networks(exported, tmp_path, monkeypatch, capsys):
     """The networks' own label maps give Dice and volumes, the mean probabilities the uncertainty."""
     images, checkpoint, _ = exported
     paths = [checkpoint, *(members.variant(checkpoint, tmp_path / f"{i}.ckpt", seed=i) for i in (1, 2))]
@@ -114,9 +108,7 @@ def test_quality_is_the_agreement_of_the_networks(
     assert not any((output / name / file).exists() for name, file in STALE)
 
 
-def test_quality_of_one_network_is_how_sure_it_is(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quality_of_one_network_is_how_sure_it_is(exported, tmp_path, monkeypatch, capsys):
     """The soft Dice of its probabilities and its own label map; a calibration of agreement is refused."""
     images, checkpoint, _ = exported
     output, image = tmp_path / "out", images / "case_0.nii.gz"
@@ -142,9 +134,7 @@ def test_quality_of_one_network_is_how_sure_it_is(
 
 
 @pytest.mark.parametrize("kind", ["txt", "json array", "json object"])
-def test_the_cases_of_a_list_are_predicted(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_the_cases_of_a_list_are_predicted(exported, tmp_path, monkeypatch, kind):
     shutil.copy(exported.images / "case_0.nii.gz", tmp_path / "near.nii.gz")
     far = str(exported.images / "case_1.nii.gz")
     source = tmp_path / ("list.txt" if kind == "txt" else "list.json")
@@ -155,9 +145,7 @@ def test_the_cases_of_a_list_are_predicted(
     assert {path.name.removesuffix(".nii.gz") for path in (tmp_path / "out").glob("*.nii.gz")} == names
 
 
-def test_cases_that_fail_are_named_and_the_others_are_predicted(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cases_that_fail_are_named_and_the_others_are_predicted(exported, tmp_path, monkeypatch, capsys):
     """One runs out of memory, one meets a bug of our own; the next start predicts the missing ones."""
     images = tmp_path / "images"
     shutil.copytree(exported.images, images)
@@ -168,7 +156,7 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
     errors = [MemoryError("Unable to allocate 9 TiB"), TypeError("what?")]
     scores = Predictor.scores
 
-    def failing(self: Predictor, inputs, **options) -> object:
+    def failing(self, inputs, **options):
         if inputs[0].case.id in ("case_4", "case_5") and errors:
             raise errors.pop(0)
         return scores(self, inputs, **options)
@@ -198,9 +186,7 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
     assert "predicting" in err and "7/7" in err  # the bar also counts those that existed
 
 
-def test_a_spacing_far_from_that_of_training_is_logged(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_spacing_far_from_that_of_training_is_logged(exported, tmp_path, monkeypatch, capsys):
     path = tmp_path / "far.nii.gz"
     nib.save(nib.Nifti1Image(voxels(exported.images / "case_0.nii.gz"), np.diag([1.0, 1.5, 9.0, 1.0])), path)
     assert call(monkeypatch, exported.checkpoint, path, "--output", tmp_path / "out") == 0
@@ -211,9 +197,7 @@ def test_a_spacing_far_from_that_of_training_is_logged(
     assert warning in "".join(capsys.readouterr())
 
 
-def test_a_header_that_must_be_wrong_costs_its_own_case_alone(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_header_that_must_be_wrong_costs_its_own_case_alone(exported, tmp_path, monkeypatch, capsys):
     images = tmp_path / "images"
     images.mkdir()
     shutil.copy(exported.images / "case_0.nii.gz", images)
@@ -231,9 +215,7 @@ def test_a_header_that_must_be_wrong_costs_its_own_case_alone(
     assert call(monkeypatch, exported.checkpoint, images, "--output", tmp_path / "stated", *spacing) == 0
 
 
-def test_metaimage_is_read_and_written(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metaimage_is_read_and_written(exported, tmp_path, monkeypatch):
     sitk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
     source = exported.images / "case_0.nii.gz"
     images = {}
@@ -249,7 +231,7 @@ def test_metaimage_is_read_and_written(
     assert not list((tmp_path / ".mha/out").glob("*.nii.gz"))
 
 
-def test_processes_of_a_launcher_take_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_launcher_take_different_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch, "zeros", lambda *_, device: None)

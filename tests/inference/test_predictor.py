@@ -1,7 +1,6 @@
 """Label maps and probabilities of one network or several, and inputs that do not fit."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -15,16 +14,15 @@ from medconv.data.case import Case
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
 from medconv.inference.predictor import Predictor
-from medconv.inference.slab_answer import LabelMapScores
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trained(tmp_path_factory):
     return members.train(tmp_path_factory.mktemp("predictor"))
 
 
 @pytest.fixture(scope="module")
-def image(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image(trained, tmp_path_factory):
     """Its spacing and orientation differ from the prepared grid; zeros surround the content."""
     array = nib.load(trained[0] / "case_1.nii.gz").get_fdata().astype(np.float32)
     affine = np.array([[0, -1.2, 0, 3], [1.4, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1]])
@@ -33,13 +31,13 @@ def image(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
-def test_training_cases_are_those_of_any_network() -> None:
+def test_training_cases_are_those_of_any_network():
     seen = (frozenset({"a"}), frozenset(), frozenset({"a", "b"}))
     models = [loaded_models.segmentation(nn.Conv3d(1, 2, 1), train_cases=cases) for cases in seen]
     assert Predictor(models).train_cases == {"a", "b"}
 
 
-def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
+def logits_of(predictor, image):
     """The logits of each member alone."""
     logits = []
     for member in predictor.members:
@@ -49,23 +47,23 @@ def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
     return logits
 
 
-def scores_of(predictor: Predictor, image: Path) -> LabelMapScores:
+def scores_of(predictor, image):
     return predictor.scores([predictor.read(Case("x", (image,)))], keeps_logits=True)[0]
 
 
-def probabilities_of(predictor: Predictor, image: Path) -> np.ndarray:
+def probabilities_of(predictor, image):
     """(channels, X, Y, Z)."""
     return np.stack(list(scores_of(predictor, image).probabilities()))
 
 
-def label_of_regions(probabilities: np.ndarray) -> np.ndarray:
+def label_of_regions(probabilities):
     label = np.zeros(probabilities.shape[1:], np.int16)
     for value, region in zip((1, 2, 3), probabilities, strict=True):
         label[region > 0.5] = value
     return label
 
 
-def test_one_member_gives_the_label_map_of_validation(trained: tuple[Path, Path], image: Path) -> None:
+def test_one_member_gives_the_label_map_of_validation(trained, image):
     predictor = Predictor.load([trained[1]])
     (logits,) = logits_of(predictor, image)
     crop = predictor.read(Case("x", (image,))).crops[0]
@@ -75,9 +73,7 @@ def test_one_member_gives_the_label_map_of_validation(trained: tuple[Path, Path]
 
 
 @pytest.mark.parametrize("edit", [None, members.regions])
-def test_the_label_map_follows_from_the_probabilities(
-    trained: tuple[Path, Path], image: Path, tmp_path: Path, edit
-) -> None:
+def test_the_label_map_follows_from_the_probabilities(trained, image, tmp_path, edit):
     predictor = Predictor.load([members.variant(trained[1], tmp_path / "a.ckpt", edit)])
     label, probabilities = predictor(image), probabilities_of(predictor, image)
     assert probabilities.shape == (3, *label.shape) and probabilities.dtype == np.float32
@@ -95,9 +91,7 @@ def test_the_label_map_follows_from_the_probabilities(
     np.testing.assert_array_equal(probabilities[:, outside], expected)
 
 
-def test_members_with_equal_preprocessing_give_the_mean_of_their_logits(
-    trained: tuple[Path, Path], image: Path, tmp_path: Path
-) -> None:
+def test_members_with_equal_preprocessing_give_the_mean_of_their_logits(trained, image, tmp_path):
     other = members.variant(trained[1], tmp_path / "b.ckpt")
     predictor = Predictor.load([trained[1], other])
     scores = scores_of(predictor, image)
@@ -112,11 +106,11 @@ def test_members_with_equal_preprocessing_give_the_mean_of_their_logits(
 
 @pytest.mark.parametrize("edit", [None, members.regions])
 def test_members_with_different_preprocessing_give_the_mean_of_their_probabilities(
-    trained: tuple[Path, Path], image: Path, tmp_path: Path, edit
-) -> None:
+    trained, image, tmp_path, edit
+):
     """Two members with one spacing and one with another: each has a third of the weight."""
 
-    def far(record) -> None:
+    def far(record):
         members.other_spacing(record)
         if edit:
             edit(record)
@@ -133,7 +127,7 @@ def test_members_with_different_preprocessing_give_the_mean_of_their_probabiliti
     assert len(np.unique(label)) > 1
 
 
-def test_members_of_nnunet_may_go_back_in_different_ways(tmp_path: Path) -> None:
+def test_members_of_nnunet_may_go_back_in_different_ways(tmp_path):
     """The one from thick slices takes the nearest slice, the other interpolates."""
     torch.manual_seed(0)
     alone = [
@@ -166,17 +160,13 @@ def test_members_of_nnunet_may_go_back_in_different_ways(tmp_path: Path) -> None
         ),
     ],
 )
-def test_members_of_different_tasks_are_refused(
-    trained: tuple[Path, Path], tmp_path: Path, edit, message: str
-) -> None:
+def test_members_of_different_tasks_are_refused(trained, tmp_path, edit, message):
     other = members.variant(trained[1], tmp_path / "b.ckpt", edit)
     with members.refused(rf"^{other}: cannot be averaged with {trained[1]}, {message}"):
         Predictor.load([trained[1], other])
 
 
-def test_mirror_axes_and_windows_can_differ_from_those_of_validation(
-    trained: tuple[Path, Path], image: Path
-) -> None:
+def test_mirror_axes_and_windows_can_differ_from_those_of_validation(trained, image):
     plain = Predictor.load([trained[1]])
     other = Predictor.load([trained[1]], mirror_axes=[0, 1], overlap=0.25, sw_batch_size=1)
     window = other.members[0].window
@@ -189,14 +179,12 @@ def test_mirror_axes_and_windows_can_differ_from_those_of_validation(
         Predictor.load([trained[1]], overlap=1.5)
 
 
-def noise(shape: tuple[int, ...]) -> np.ndarray:
+def noise(shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize(("factor", "warns"), [(1.9, False), (2.1, True), (0.52, False), (0.48, True)])
-def test_a_spacing_far_from_that_of_training_gives_a_warning(
-    trained: tuple[Path, Path], tmp_path: Path, factor: float, warns: bool
-) -> None:
+def test_a_spacing_far_from_that_of_training_gives_a_warning(trained, tmp_path, factor, warns):
     path = tmp_path / "a.nii.gz"
     nib.save(nib.Nifti1Image(noise((16, 18, 12)), np.diag([1.0, 1.5 * factor, 2.0, 1.0])), path)
     warning = Predictor.load([trained[1]]).read(Case("a", (path,))).warning
@@ -206,7 +194,7 @@ def test_a_spacing_far_from_that_of_training_gives_a_warning(
         assert here in warning and "training, 1 to 1 x 1.5 to 1.5 x 2 to 2 mm" in warning
 
 
-def test_a_tilted_gantry_gives_a_warning(trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_tilted_gantry_gives_a_warning(trained, tmp_path):
     affine = np.diag([1.0, 1.5, 2.0, 1.0])
     affine[1, 2] = 0.5
     nib.save(nib.Nifti1Image(noise((16, 18, 12)), affine), tmp_path / "a.nii.gz")
@@ -214,9 +202,7 @@ def test_a_tilted_gantry_gives_a_warning(trained: tuple[Path, Path], tmp_path: P
     assert case.warning == "its axes are 14.0 degrees off a right angle; it is used as it is"
 
 
-def test_arrays_and_nibabel_images_give_the_answer_of_their_file(
-    trained: tuple[Path, Path], image: Path
-) -> None:
+def test_arrays_and_nibabel_images_give_the_answer_of_their_file(trained, image):
     predictor = Predictor.load(trained[1])
     loaded = nib.load(image)
     array = np.asarray(loaded.dataobj)
@@ -230,7 +216,7 @@ def test_arrays_and_nibabel_images_give_the_answer_of_their_file(
     assert axis_aligned.shape == array.shape and axis_aligned.dtype == np.int16
 
 
-def test_what_is_no_image_is_refused_by_name(trained: tuple[Path, Path], image: Path) -> None:
+def test_what_is_no_image_is_refused_by_name(trained, image):
     predictor = Predictor.load([str(trained[1])])
     array = np.asarray(nib.load(image).dataobj)
     with members.refused("^affine or spacing_mm is needed for an array, got neither"):
@@ -249,7 +235,7 @@ def test_what_is_no_image_is_refused_by_name(trained: tuple[Path, Path], image: 
         Predictor.load(trained[1], sw_batch_size=0)
 
 
-def test_a_stated_spacing_replaces_that_of_headers_but_not_of_arrays() -> None:
+def test_a_stated_spacing_replaces_that_of_headers_but_not_of_arrays():
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), source_spacing_mm=[2, 2, 2])
     predictor = Predictor([model])
     array = np.ones((4, 5, 6), np.float32)

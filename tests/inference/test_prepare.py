@@ -10,7 +10,7 @@ from torch import nn
 from medconv.inference.prepare import from_array, prepare
 
 
-def test_an_image_has_one_array_for_each_preprocessing() -> None:
+def test_an_image_has_one_array_for_each_preprocessing():
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     voxels = np.arange(120, dtype=np.float32).reshape(4, 5, 6)
     image = from_array(voxels, 3, spacing_mm=model.preprocessing.spacing_mm)
@@ -21,7 +21,7 @@ def test_an_image_has_one_array_for_each_preprocessing() -> None:
     assert case_input.warning is None
 
 
-def test_a_constant_image_causes_a_warning() -> None:
+def test_a_constant_image_causes_a_warning():
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     image = from_array(np.full((4, 5, 6), 7.0), 3, spacing_mm=model.preprocessing.spacing_mm)
     assert prepare(image, [model], [model.preprocessing]).warning == "a channel is constant"
@@ -45,14 +45,14 @@ def test_a_constant_image_causes_a_warning() -> None:
         ),
     ],
 )
-def test_images_of_another_kind_are_refused(shape: tuple[int, ...], message: str) -> None:
+def test_images_of_another_kind_are_refused(shape, message):
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     image = from_array(np.ones(shape, np.float32), 3, spacing_mm=(1, 1, 1))
     with pytest.raises(ValueError, match=f"^the array: .*{message}"):
         prepare(image, [model], [model.preprocessing])
 
 
-def test_voxels_that_are_not_finite_are_refused() -> None:
+def test_voxels_that_are_not_finite_are_refused():
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     image = from_array(np.full((4, 5, 6), np.nan, np.float32), 3, spacing_mm=(1, 1, 1))
     with pytest.raises(ValueError, match="NaN or infinite"):
@@ -63,7 +63,7 @@ RANGES = ((0.5, 1.0), (0.5, 1.0), (2.0, 5.0))
 
 
 @pytest.mark.parametrize("factor", [100, 0.001])
-def test_a_header_far_from_training_is_refused_before_resampling(factor: float) -> None:
+def test_a_header_far_from_training_is_refused_before_resampling(factor):
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), spacing_range_mm=RANGES)
     image = from_array(np.ones((400, 400, 20), np.float32), 3, spacing_mm=[factor * mm for mm in (1, 1, 5)])
     actual = f"{factor:g} x {factor:g} x {5 * factor:g}"
@@ -75,7 +75,7 @@ def test_a_header_far_from_training_is_refused_before_resampling(factor: float) 
         prepare(image, [model], [model.preprocessing])
 
 
-def test_a_spacing_that_was_stated_and_unusual_headers_are_used() -> None:
+def test_a_spacing_that_was_stated_and_unusual_headers_are_used():
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), spacing_range_mm=RANGES)
     image = from_array(np.ones((4, 5, 6), np.float32), 3, spacing_mm=(1, 1, 20))
     assert "far from that of training" in str(prepare(image, [model], [model.preprocessing]).warning)

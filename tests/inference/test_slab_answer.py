@@ -1,7 +1,5 @@
 """medconv/inference/slab_answer.py: answers by slabs are those of all logits at once."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,13 +12,13 @@ from medconv.targets.regions import RegionTargets
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
-def test_the_label_map_is_that_of_all_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_label_map_is_that_of_all_logits(name, monkeypatch):
     """None of 3315 voxels differs, although the sums are made in another order."""
     models = ENSEMBLES[name]()
-    planes_taken: list[int] = []
+    planes_taken = []
     take = LogitStream.take
 
-    def noted(stream: LogitStream, first: int, stop: int) -> torch.Tensor:
+    def noted(stream, first, stop):
         planes_taken.append(stop - first)
         return take(stream, first, stop)
 
@@ -41,9 +39,7 @@ def test_the_label_map_is_that_of_all_logits(name: str, monkeypatch: pytest.Monk
     ("name", "counts"),
     [("other windows", (2, 1)), ("other spacing", (2, 1)), ("regions, other spacing", (1, 1))],
 )
-def test_each_network_of_a_mixed_ensemble_counts_the_same(
-    name: str, counts: tuple[int, int], keeps_logits: bool
-) -> None:
+def test_each_network_of_a_mixed_ensemble_counts_the_same(name, counts, keeps_logits):
     """Networks of one preprocessing have a mean of logits, those of several a mean of probabilities."""
     models = ENSEMBLES[name]()
     first, second = models[: counts[0]], models[counts[0] :]
@@ -66,7 +62,7 @@ def test_each_network_of_a_mixed_ensemble_counts_the_same(
 
 
 @pytest.mark.parametrize(("highest", "dtype"), [(255, np.uint8), (256, np.int16)])
-def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest: int, dtype: type) -> None:
+def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest, dtype):
     targets = RegionTargets(("lesion", "core"), ((1, highest), (highest,)), None, (1, highest))
     result = scores([model(3, 1.4, targets=targets)], False)
     assert result.label.dtype == dtype
@@ -75,7 +71,7 @@ def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest: 
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
-def test_probabilities_from_a_file_are_those_from_memory(name: str, tmp_path: Path) -> None:
+def test_probabilities_from_a_file_are_those_from_memory(name, tmp_path):
     """Up to the order of sums; the file has no name, so nothing stays behind."""
     models = ENSEMBLES[name]()
     from_file = scores(models, keeps_logits=False, logit_folder=tmp_path)
@@ -87,14 +83,14 @@ def test_probabilities_from_a_file_are_those_from_memory(name: str, tmp_path: Pa
     np.testing.assert_array_equal(from_file.answer(), at_once.answer())
 
 
-def test_probabilities_by_slabs_are_a_softmax_of_the_enlarged_logits() -> None:
+def test_probabilities_by_slabs_are_a_softmax_of_the_enlarged_logits():
     result = scores([model(0, 1.4)], keeps_logits=True)
     logits = torch.nn.functional.interpolate(result.logits[0][None], SIZE, mode="trilinear")[0]
     probabilities = np.stack(list(result.probabilities()))
     np.testing.assert_allclose(probabilities, logits.softmax(0).numpy(), atol=1e-5)
 
 
-def test_a_weighted_mean_is_that_of_all_networks() -> None:
+def test_a_weighted_mean_is_that_of_all_networks():
     models = ENSEMBLES["other windows"]()
     (mean,) = scores(models, keeps_logits=True).logits
     each = [scores([one], keeps_logits=True).logits[0] for one in models]
@@ -103,14 +99,14 @@ def test_a_weighted_mean_is_that_of_all_networks() -> None:
     assert float(mean_logits(logits, [2 / 3, 1 / 3])) == pytest.approx(2)
 
 
-def test_logits_that_are_not_finite_are_an_error_of_the_network() -> None:
+def test_logits_that_are_not_finite_are_an_error_of_the_network():
     broken = model(0, 1.4)
     nn.init.constant_(broken.network.bias, float("nan"))
     with pytest.raises(ValueError, match=r"the network's logits are not finite"):
         scores([broken], keeps_logits=False)
 
 
-def test_the_cpu_takes_over_where_gpu_memory_runs_out() -> None:
+def test_the_cpu_takes_over_where_gpu_memory_runs_out():
     class Logits:
         moved = False
 
@@ -118,7 +114,7 @@ def test_the_cpu_takes_over_where_gpu_memory_runs_out() -> None:
             self.moved = True
             return self
 
-    def compute(logits: Logits) -> int:
+    def compute(logits):
         if not logits.moved:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 7

@@ -10,7 +10,6 @@ from medconv.inference.sliding_window import (
     FIXED_DISTANCE,
     SlidingWindow,
     Window,
-    WindowPlacement,
     _WindowLogits,
     slab_axis,
 )
@@ -21,7 +20,7 @@ class Constant:
     """Logits 3 and -2 everywhere; records the shapes of its windows."""
 
     def __init__(self) -> None:
-        self.shapes: list[tuple[int, ...]] = []
+        self.shapes = []
 
     def __call__(self, windows: Tensor) -> Tensor:
         self.shapes.append(tuple(windows.shape))
@@ -32,9 +31,7 @@ class Constant:
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize(("size", "patch"), [((13, 10), (8, 8)), ((9, 6, 5), (4, 4, 4)), ((8, 8), (8, 8))])
-def test_constant_output_gives_a_constant_map(
-    size: tuple[int, ...], patch: tuple[int, ...], overlap: float
-) -> None:
+def test_constant_output_gives_a_constant_map(size, patch, overlap):
     network = Constant()
     logits = SlidingWindow(patch, overlap, batch_size=3)(network, torch.randn(1, 1, *size))
     assert logits.shape == (1, 2, *size)
@@ -45,29 +42,29 @@ def test_constant_output_gives_a_constant_map(
 
 
 @pytest.mark.parametrize(("overlap", "windows"), [(0.0, 2), (0.5, 3), (0.75, 5)])
-def test_overlap_decides_the_number_of_windows(overlap: float, windows: int) -> None:
+def test_overlap_decides_the_number_of_windows(overlap, windows):
     network = Constant()
     SlidingWindow((8, 8), overlap)(network, torch.randn(1, 1, 16, 8))
     assert sum(shape[0] for shape in network.shapes) == windows
 
 
-def test_every_voxel_keeps_its_place() -> None:
+def test_every_voxel_keeps_its_place():
     image = torch.randn(1, 2, 13, 9, 7)
     torch.testing.assert_close(SlidingWindow((6, 4, 4))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(5, 7), (5, 20), (8, 1)])
-def test_an_image_smaller_than_the_window_keeps_its_size(size: tuple[int, int]) -> None:
+def test_an_image_smaller_than_the_window_keeps_its_size(size):
     image = torch.randn(1, 1, *size)
     network = UNet(2, 1, 3, (4, 8), (2,)).eval()
     assert SlidingWindow((8, 8))(network, image).shape == (1, 3, *size)
     torch.testing.assert_close(SlidingWindow((8, 8))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
 
 
-def test_a_small_image_lies_in_the_middle_of_the_window() -> None:
-    seen: list[Tensor] = []
+def test_a_small_image_lies_in_the_middle_of_the_window():
+    seen = []
 
-    def network(windows: Tensor) -> Tensor:
+    def network(windows):
         seen.append(windows.clone())
         return windows
 
@@ -77,7 +74,7 @@ def test_a_small_image_lies_in_the_middle_of_the_window() -> None:
 
 @pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_windows_of_one_voxel_are_run_once(placement: WindowPlacement, axis: int) -> None:
+def test_windows_of_one_voxel_are_run_once(placement, axis):
     """Whichever axis the planes lie along."""
     network = Constant()
     window = SlidingWindow((4, 4, 1), 0.5, placement=placement)
@@ -86,16 +83,16 @@ def test_windows_of_one_voxel_are_run_once(placement: WindowPlacement, axis: int
     assert sum(shape[0] for shape in network.shapes) == 9
 
 
-def test_one_window_gives_the_logits_of_the_network() -> None:
+def test_one_window_gives_the_logits_of_the_network():
     network, image = UNet(3, 1, 2, (4, 8), (2,)).eval(), torch.randn(1, 1, 4, 6, 8)
     torch.testing.assert_close(SlidingWindow((4, 6, 8))(network, image), network(image), rtol=1e-4, atol=1e-5)
 
 
-def test_overlapping_windows_are_weighted_toward_their_centres() -> None:
+def test_overlapping_windows_are_weighted_toward_their_centres():
     """Two windows give 0 and 1: between them, the nearer centre has more weight."""
     values = iter([0.0, 1.0])
 
-    def network(windows: Tensor) -> Tensor:
+    def network(windows):
         return torch.stack([torch.full_like(window, next(values)) for window in windows])
 
     row = SlidingWindow((8, 8), overlap=0.5)(network, torch.randn(1, 1, 12, 8))[0, 0, :, 4]
@@ -103,7 +100,7 @@ def test_overlapping_windows_are_weighted_toward_their_centres() -> None:
     assert (row[4:8].diff() > 0).all() and 0 < row[4] < 0.5 < row[7] < 1
 
 
-def test_deep_supervision_heads_are_left_out() -> None:
+def test_deep_supervision_heads_are_left_out():
     image = torch.randn(1, 1, 12, 9)
     both = SlidingWindow((8, 8))(lambda windows: [windows.clone(), windows[..., ::2, ::2]], image)
     torch.testing.assert_close(both, image, rtol=1e-4, atol=1e-5)
@@ -119,12 +116,12 @@ def test_deep_supervision_heads_are_left_out() -> None:
         ({"batch_size": 0}, r"^sw_batch_size must be a whole number of at least 1, got 0"),
     ],
 )
-def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         SlidingWindow((8, 8), **arguments)
 
 
-def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
+def test_mirror_augmentation_is_the_mean_over_all_flips():
     torch.manual_seed(0)
     network, image = UNet(3, 1, 2, (4, 6), (2,)).eval(), torch.randn(1, 1, 8, 8, 8)
     with torch.no_grad():
@@ -135,18 +132,18 @@ def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
 
 
 @pytest.mark.parametrize("axes", [(2,), (0, 0), (-1,)])
-def test_mirror_axes_must_be_different_spatial_axes(axes: tuple[int, ...]) -> None:
+def test_mirror_axes_must_be_different_spatial_axes(axes):
     with pytest.raises(
         ValueError, match=r"^mirror_axes must be different spatial axes from 0 to 1, or `all`, got"
     ):
         SlidingWindow((8, 8), mirror_axes=axes)
 
 
-def test_logits_are_summed_on_the_cpu_if_gpu_memory_is_full() -> None:
+def test_logits_are_summed_on_the_cpu_if_gpu_memory_is_full():
     """The GPU's error is raised at the first window."""
     calls = 0
 
-    def network(windows: Tensor) -> Tensor:
+    def network(windows):
         nonlocal calls
         calls += 1
         if calls == 1:
@@ -158,14 +155,14 @@ def test_logits_are_summed_on_the_cpu_if_gpu_memory_is_full() -> None:
     assert logits.device.type == "cpu"
     assert torch.equal(logits, SlidingWindow((8, 8))(torch.clone, image))
 
-    def full(windows: Tensor) -> Tensor:
+    def full(windows):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60 GiB.")
 
     with pytest.raises(torch.OutOfMemoryError):
         SlidingWindow((8, 8))(full, image)
 
 
-def test_without_flips_the_logits_are_not_copied() -> None:
+def test_without_flips_the_logits_are_not_copied():
     """Those of a batch of windows with many classes are large."""
     logits = torch.randn(2, 3, 8, 8)
     run = _WindowLogits(SlidingWindow((8, 8)), lambda _: logits, torch.zeros(1, 8, 8), axis=0)
@@ -174,7 +171,7 @@ def test_without_flips_the_logits_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("axes", [(), (0,), (0, 1)])
-def test_a_network_may_return_its_input_or_keep_what_it_returns(axes: tuple[int, ...]) -> None:
+def test_a_network_may_return_its_input_or_keep_what_it_returns(axes):
     image = torch.randn(1, 1, 13, 9)
     before = image.clone()
     kept = torch.full((1, 1, 8, 8), 3.0)
@@ -185,7 +182,7 @@ def test_a_network_may_return_its_input_or_keep_what_it_returns(axes: tuple[int,
     torch.testing.assert_close(logits, torch.full_like(logits, 3.0))
 
 
-def test_the_axis_of_slabs_has_the_fewest_voxels_in_work() -> None:
+def test_the_axis_of_slabs_has_the_fewest_voxels_in_work():
     cube = SlidingWindow((4, 4, 4))
     flat = SlidingWindow((2, 6, 6))
     slices = SlidingWindow((4, 4), slice_axis=0)
@@ -202,7 +199,7 @@ def test_the_axis_of_slabs_has_the_fewest_voxels_in_work() -> None:
     assert slab_axis([SlidingWindow((8, 16))], [(4, 6)]) == 1
 
 
-def test_batches_of_many_classes_are_small_on_a_cpu() -> None:
+def test_batches_of_many_classes_are_small_on_a_cpu():
     window = SlidingWindow((64, 64, 64), batch_size=4)
     assert window.in_small_batches(105, torch.device("cpu")).batch_size == 1
     assert window.in_small_batches(30, torch.device("cpu")).batch_size == 2

@@ -7,7 +7,6 @@ import pytest
 import torch
 from monai.data.utils import dense_patch_slices
 from monai.inferers import sliding_window_inference
-from torch import Tensor
 
 from medconv.inference.sliding_window import (
     EVEN_DISTANCE,
@@ -32,25 +31,23 @@ CPU = torch.device("cpu")
         (17, 10, 0.5, [0, 4, 7]),  # halves are rounded to even numbers
     ],
 )
-def test_windows_stand_at_even_distances(n: int, window: int, overlap: float, expected: list[int]) -> None:
+def test_windows_stand_at_even_distances(n, window, overlap, expected):
     assert even_starts(n, window, overlap) == expected
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize(("length", "window"), [(8, 8), (9, 8), (23, 8), (16, 8), (5, 1), (100, 33)])
-def test_windows_at_a_fixed_distance_stand_where_monai_has_them(
-    length: int, window: int, overlap: float
-) -> None:
+def test_windows_at_a_fixed_distance_stand_where_monai_has_them(length, window, overlap):
     distance = max(1, int(window * (1 - overlap))) if length != window else window
     slices = dense_patch_slices((length,), (window,), (distance,))
     assert fixed_starts(length, window, overlap) == [one.start for (one,) in slices]
 
 
-def test_the_blended_logits_are_those_of_monai_bit_for_bit() -> None:
+def test_the_blended_logits_are_those_of_monai_bit_for_bit():
     """Also of bfloat16 outputs, which are weighted in their own precision, and of images that are padded."""
     images = torch.randn(2, 1, 13, 5, generator=torch.Generator().manual_seed(0))
 
-    def network(windows: Tensor) -> Tensor:
+    def network(windows):
         return torch.cat([windows.cumsum(2), windows.sin()], 1).bfloat16()
 
     blended = SlidingWindow((8, 6), 0.4, batch_size=3)(network, images)
@@ -60,7 +57,7 @@ def test_the_blended_logits_are_those_of_monai_bit_for_bit() -> None:
     assert monai_weights((8, 6), CPU).min() >= 1e-3
 
 
-def test_weights_are_a_gaussian_about_the_voxel_right_of_the_middle() -> None:
+def test_weights_are_a_gaussian_about_the_voxel_right_of_the_middle():
     weights = nnunet_weights((8, 16), CPU).numpy()
     assert np.unravel_index(weights.argmax(), weights.shape) == (4, 8)
     assert weights[4, 10] / weights[4, 8] == pytest.approx(np.exp(-0.5), abs=2e-3)  # at one sigma
@@ -69,11 +66,11 @@ def test_weights_are_a_gaussian_about_the_voxel_right_of_the_middle() -> None:
 
 
 @pytest.mark.parametrize("size", [(13, 9), (5, 20), (8, 6)])
-def test_the_result_is_the_weighted_mean_of_all_windows(size: tuple[int, int]) -> None:
+def test_the_result_is_the_weighted_mean_of_all_windows(size):
     """Small images are padded with 0 on both sides, the odd voxel behind."""
     images, patch = torch.randn(2, 1, *size, generator=torch.Generator().manual_seed(0)), (8, 6)
 
-    def network(windows: Tensor) -> Tensor:  # depends on where a voxel is in its window
+    def network(windows):  # depends on where a voxel is in its window
         return torch.cat([windows.cumsum(2), windows * windows.mean((2, 3), keepdim=True)], 1)
 
     before = [max(0, p - n) // 2 for p, n in zip(patch, size, strict=True)]

@@ -1,10 +1,6 @@
 """README's table "asked for elsewhere, here" on six real hippocampi: short runs, whose scores say nothing."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -25,7 +21,7 @@ PLAN = ["data.patch_size=[32,32,32]", "conv=none"]
 
 
 @pytest.fixture(scope="module")
-def hippocampi(realdata: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hippocampi(realdata, tmp_path_factory):
     """Six cases in the layout of the Decathlon; label maps are copies, which a test may change."""
     source = realdata / "Task04_Hippocampus"
     root = tmp_path_factory.mktemp("hippocampi") / "data"
@@ -41,21 +37,21 @@ def hippocampi(realdata: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def trained(hippocampi: Path) -> Path:
+def trained(hippocampi):
     """The checkpoint of a network that nnU-Net can have, too."""
     folder = hippocampi.parent / "trained"
     tiny.train(hippocampi, folder, *PLAN, "model.strided=true", "model.norm=instance")
     return folder / "checkpoints/best.ckpt"
 
 
-def image_of(root: Path) -> Path:
+def image_of(root):
     return min((root / "imagesTr").iterdir())
 
 
 @pytest.mark.slow
 def test_a_network_of_nnunet_is_given_back_and_trained_on_with_other_classes(
-    hippocampi: Path, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    hippocampi, trained, tmp_path, caplog
+):
     """Its encoder and decoder compute the same at first, with kernels of the size of random ones."""
     export(trained, tmp_path / "Dataset004_Hip", ExportOptions("nnunet", case=image_of(hippocampi)))
     (model,) = (tmp_path / "Dataset004_Hip").glob("nnUNetTrainer*")
@@ -69,26 +65,26 @@ def test_a_network_of_nnunet_is_given_back_and_trained_on_with_other_classes(
     assert before.keys() == kernel_sizes(tuned).keys()
     for network in (source, tuned):
         network.head = torch.nn.Identity()
-    image: Any = nib.load(image_of(hippocampi))
+    image = nib.load(image_of(hippocampi))
     voxels = torch.from_numpy(image.get_fdata(dtype=np.float32))[None, None, :32, :32, :32]
     voxels = (voxels - voxels.mean()) / voxels.std()
     with torch.no_grad():
         torch.testing.assert_close(tuned(voxels), source(voxels), rtol=1e-3, atol=1e-3)
 
 
-def test_several_raters(hippocampi: Path, tmp_path: Path) -> None:
+def test_several_raters(hippocampi, tmp_path):
     add_rater(hippocampi, cases=CASES - 1)
     summary = tiny.train(hippocampi, tmp_path / "run", *PLAN, "data.raters=[labelsTr2]")
     assert len(summary["val/rater_dice"]) == 2 and 0 <= summary["val/brier"] <= 1
 
 
 @pytest.mark.parametrize("loss", ["cldice", "skeleton_recall", "boundary"])
-def test_losses_for_thin_structures(hippocampi: Path, tmp_path: Path, loss: str) -> None:
+def test_losses_for_thin_structures(hippocampi, tmp_path, loss):
     tiny.train(hippocampi, tmp_path / "run", *PLAN, f"loss={loss}", "trainer.max_steps=2")
     assert np.isfinite(tiny.losses(tmp_path / "run")).all()
 
 
-def test_cldice_as_a_metric(hippocampi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cldice_as_a_metric(hippocampi, tmp_path, monkeypatch):
     pytest.importorskip("skimage")
     labels = hippocampi / "labelsTr"
     words = ("--predictions", labels, "--references", labels, "--centreline")
@@ -96,15 +92,15 @@ def test_cldice_as_a_metric(hippocampi: Path, tmp_path: Path, monkeypatch: pytes
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["cldice"] == 1
 
 
-def test_a_missing_channel(hippocampi: Path, tmp_path: Path) -> None:
+def test_a_missing_channel(hippocampi, tmp_path):
     """The second channel is the first one with other intensities; two cases lack it."""
     root = tmp_path / "data"
     for folder in ("imagesTr", "labelsTr"):
         (root / folder).mkdir(parents=True)
     meta = json.loads((hippocampi / "dataset.json").read_text())
     for index, entry in enumerate(meta["training"]):
-        image: Any = nib.load(hippocampi / entry["image"])
-        label: Any = nib.load(hippocampi / entry["label"])
+        image = nib.load(hippocampi / entry["image"])
+        label = nib.load(hippocampi / entry["label"])
         voxels = image.get_fdata(dtype=np.float32)
         save(root / f"imagesTr/case_{index}_0000.nii.gz", voxels)
         if index not in (1, 4):
@@ -119,22 +115,18 @@ def test_a_missing_channel(hippocampi: Path, tmp_path: Path) -> None:
     assert predictor(root / "imagesTr/case_1_0000.nii.gz", None).any()
 
 
-def test_quality_from_one_network(
-    hippocampi: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quality_from_one_network(hippocampi, trained, tmp_path, monkeypatch):
     words = ("--checkpoint", trained, "--input", image_of(hippocampi), "--output", tmp_path, "--quality")
     assert tiny.call(monkeypatch, "predict", *words) == 0
     (path,) = (tmp_path / "quality").glob("*.json")
     assert json.loads(path.read_text())["networks"] == 1
 
 
-def test_the_encoder_of_a_segmentation_classifies_whole_images(
-    hippocampi: Path, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_encoder_of_a_segmentation_classifies_whole_images(hippocampi, trained, tmp_path, caplog):
     """Whether the hippocampus is large, of the prepared size that the segmentation had."""
     volumes = {}
     for path in sorted((hippocampi / "labelsTr").iterdir()):
-        label: Any = nib.load(path)
+        label = nib.load(path)
         volumes[path.name] = int(np.count_nonzero(np.asarray(label.dataobj)))
     middle = sorted(volumes.values())[CASES // 2]
     rows = [f"{hippocampi / 'imagesTr' / name},{size >= middle}" for name, size in volumes.items()]

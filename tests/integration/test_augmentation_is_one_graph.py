@@ -3,19 +3,15 @@
 Chosen and drawn outside: rows, parameters, and noise, of which each sample has a generator of its own.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from helpers.augmentation import SHAPES
-from torch import Tensor
 
 from medconv.data.augmentation import intensity, spatial
 from medconv.data.augmentation.augment import swapped
 
 FACTORS = torch.tensor([0.7, 0.9, 1.4, 1.2])
-VALUES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+VALUES = {
     "brightness": lambda rows, factors: intensity.scale_(rows, factors, -factors),
     "contrast": intensity.stretch_,
     "gamma": lambda rows, factors: intensity.bend_(rows, factors, False),
@@ -23,17 +19,17 @@ VALUES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(function):
     torch.compiler.reset()
-    return torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)  # type: ignore[return-value]
+    return torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
 
 
-def _rows(dims: int, count: int) -> Tensor:
+def _rows(dims, count):
     return torch.randn(count, *SHAPES[dims], generator=torch.Generator().manual_seed(count))
 
 
 @pytest.mark.parametrize(("name", "dims"), [*((name, 3) for name in VALUES), ("gamma", 2)])
-def test_values(name: str, dims: int) -> None:
+def test_values(name, dims):
     """Any number of rows above one is the same graph."""
     compiled = _compiled(VALUES[name])
     for count in (4, 3, 2):
@@ -46,7 +42,7 @@ def test_values(name: str, dims: int) -> None:
 
 
 @pytest.mark.parametrize(("dims", "axis"), [(3, 0), (3, 1), (2, 1)])
-def test_blur_and_low_resolution(dims: int, axis: int) -> None:
+def test_blur_and_low_resolution(dims, axis):
     matrix = intensity._softening(SHAPES[dims][axis], FACTORS, FACTORS.clamp(max=1))
     found, expected = _rows(dims, 4), _rows(dims, 4)
     _compiled(intensity.multiply_)(found, matrix, axis)
@@ -55,7 +51,7 @@ def test_blur_and_low_resolution(dims: int, axis: int) -> None:
 
 
 @pytest.mark.parametrize(("dims", "bends", "labelled"), [(3, True, True), (2, False, False)])
-def test_moves(dims: int, bends: bool, labelled: bool) -> None:
+def test_moves(dims, bends, labelled):
     size, distance = SHAPES[dims], (8.0,) * dims
     image, half = torch.randn(2, 1, *size), torch.tensor(size) / 2
     label = torch.randint(0, 4, (2, 1, *size)).to(torch.uint8) if labelled else None
@@ -63,7 +59,7 @@ def test_moves(dims: int, bends: bool, labelled: bool) -> None:
     control = torch.randn(2, dims, *spatial.control_points(size, distance))
     bases = [spatial._spline_basis(n, far) for n, far in zip(size, distance, strict=True)]
 
-    def move(image: Tensor, label: Tensor | None, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+    def move(image, label, theta):
         field = spatial.bend(control, bases) if bends else None
         return spatial.sample(image, label, theta, half, field, size)
 
@@ -75,6 +71,6 @@ def test_moves(dims: int, bends: bool, labelled: bool) -> None:
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_labels_of_mirrored_samples(dims: int) -> None:
+def test_labels_of_mirrored_samples(dims):
     label = torch.randint(0, 4, (2, 1, *SHAPES[dims]))
     assert torch.equal(_compiled(swapped)(label, [[1, 2]]), swapped(label, [[1, 2]]))

@@ -1,11 +1,8 @@
 """Wrong values in a config: `train` exits with 1 and prints one message that names the key."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from helpers import tiny
-from omegaconf import DictConfig
 
 from medconv import config
 from medconv.cli.entrypoint import guard
@@ -14,7 +11,7 @@ from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE, USER
 
 
-def train(composed: DictConfig) -> int:
+def train(composed):
     checked = config.validate(composed)
     run.train(checked, RunDir.of(checked, {}))
     return DONE
@@ -226,14 +223,7 @@ def train(composed: DictConfig) -> int:
         ("init.pretrained=nowhere.ckpt", "nowhere.ckpt: no such checkpoint"),
     ],
 )
-def test_one_message_names_the_key(
-    override: str,
-    expected: str,
-    dataset: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_one_message_names_the_key(override, expected, dataset, tmp_path, monkeypatch, capsys):
     if torch.cuda.is_available() and "cuda" in override:
         pytest.skip("there is a CUDA device here")
     monkeypatch.chdir(tmp_path)
@@ -268,9 +258,7 @@ def test_one_message_names_the_key(
         ("trainer.val_check_interval=0.0", "trainer.val_check_interval must be more than 0, got 0"),
     ],
 )
-def test_what_needs_no_data_fails_before_data_is_read(
-    override: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_needs_no_data_fails_before_data_is_read(override, expected, tmp_path, capsys):
     if torch.cuda.is_available() and "gpu" in override:
         pytest.skip("there is a GPU here")
     composed = tiny.composed("data=msd", "data.root=nowhere", f"run.dir={tmp_path}/run", *override.split())

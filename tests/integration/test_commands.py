@@ -15,19 +15,13 @@ from medconv.utils.exit_codes import DONE, USER
 
 
 @pytest.fixture(scope="module")
-def checkpoint(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "done"
     tiny.train(dataset, folder)
     return folder / "checkpoints/best.ckpt"
 
 
-def fails(
-    command: str,
-    arguments: list[str],
-    cwd: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> str:
+def fails(command, arguments, cwd, monkeypatch, capsys):
     """Run a command in this process; it must exit with 1 and print one error without a traceback."""
     monkeypatch.chdir(cwd)
     code = tiny.call(monkeypatch, command, *arguments)
@@ -38,9 +32,7 @@ def fails(
     return errors
 
 
-def test_all_errors_of_a_dataset_are_listed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_errors_of_a_dataset_are_listed_at_once(tmp_path, monkeypatch, capsys):
     root = tiny.write_dataset(tmp_path / "damaged")
     content = (root / "imagesTr/case_1.nii.gz").read_bytes()
     (root / "imagesTr/case_1.nii.gz").write_bytes(content[: len(content) // 2])
@@ -59,9 +51,7 @@ def test_all_errors_of_a_dataset_are_listed_at_once(
         assert f"{file}.nii.gz" in errors
 
 
-def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "subprocess", FORKED)
     arguments = tiny.overrides(
         dataset, "trainer.max_steps=2", "data.samples_per_epoch=4", "trainer.limit_val_batches=1"
@@ -90,7 +80,7 @@ def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(
 
 
 @pytest.mark.slow
-def test_a_sweep_of_jobs_with_two_processes(dataset: Path, tmp_path: Path) -> None:
+def test_a_sweep_of_jobs_with_two_processes(dataset, tmp_path):
     """Lightning starts the second process from the command line: the sweep must not start over in it."""
     arguments = tiny.overrides(dataset, "trainer.max_steps=2", "trainer.devices=2", "trainer.strategy=ddp")
     done = tiny.command("train.py", "-m", *arguments, "seed=1", "run.name=pairs", cwd=tmp_path)
@@ -99,7 +89,7 @@ def test_a_sweep_of_jobs_with_two_processes(dataset: Path, tmp_path: Path) -> No
     assert [(s["status"], s["hardware"]["devices"]) for s in summaries] == [("done", 2)]
 
 
-def test_a_run_does_not_resume_with_other_cases(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_other_cases(dataset, tmp_path):
     """A case that was skipped and then mended would change what every sample number means."""
     folder = tmp_path / "data" / "tiny"
     shutil.copytree(dataset, folder)
@@ -115,7 +105,7 @@ def test_a_run_does_not_resume_with_other_cases(dataset: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
-def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
+def test_two_processes_give_the_result_of_one(dataset, tmp_path, strategy):
     """With deep supervision. SGD, because AdamW takes a full-length step even for a gradient that is only
     rounding error. With ddp as a user, or a sweep, starts it: Lightning starts
     the second process.
@@ -154,9 +144,7 @@ def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, str
     assert two["val/dice"] == pytest.approx(one["val/dice"], abs=1e-3)
 
 
-def test_predict_names_the_case_that_fails_and_does_the_rest(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_names_the_case_that_fails_and_does_the_rest(checkpoint, tmp_path, monkeypatch, capsys):
     images = tiny.write_dataset(tmp_path / "more", cases=3) / "imagesTr"
     (images / "case_1.nii.gz").write_bytes(b"damaged")
     arguments = ["--checkpoint", str(checkpoint), "--input", str(images), "--output", "out"]

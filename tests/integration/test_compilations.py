@@ -1,7 +1,6 @@
 """How often `perf.compile` compiles in a whole run: for training, and for the windows of validations."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,14 +19,14 @@ SETTINGS = (
 )
 
 
-def symbolic_sizes(graph: torch.fx.GraphModule) -> int:
+def symbolic_sizes(graph):
     """Inputs of a graph that are sizes; none if it was compiled for one shape."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     return sum(isinstance(node.meta["example_value"], torch.SymInt) for node in inputs)
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+def counter(monkeypatch):
     """Counts what is compiled, and runs it as it is."""
     monkeypatch.setattr(switches, "need_compiler", lambda: None)
     counting = CompileCounterWithBackend("eager")
@@ -36,9 +35,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
     return counting
 
 
-def test_a_run_with_whole_patches_compiles_twice_for_one_shape_each(
-    counter: CompileCounterWithBackend, dataset: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_whole_patches_compiles_twice_for_one_shape_each(counter, dataset, tmp_path):
     """Although training batches of 2 are not as large as the batches of windows, and the last one of a case
     holds fewer."""
     tiny.train(dataset, tmp_path / "run", *SETTINGS, "task.sw_batch_size=3")
@@ -47,9 +44,7 @@ def test_a_run_with_whole_patches_compiles_twice_for_one_shape_each(
 
 
 @pytest.mark.parametrize("sanity_steps", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_with_growing_patches_compiles_at_most_three_times(
-    counter: CompileCounterWithBackend, dataset: Path, tmp_path: Path, sanity_steps: int
-) -> None:
+def test_a_run_with_growing_patches_compiles_at_most_three_times(counter, dataset, tmp_path, sanity_steps):
     """For the first size, for any size, and for validations; patches have three sizes here."""
     sizes = tmp_path / "sizes"
     spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]

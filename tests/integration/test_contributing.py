@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,7 +43,7 @@ class Home:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def home(tmp_path_factory):
     path = tmp_path_factory.mktemp("contributing")
     for name, text in EXAMPLES.items():
         (path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,12 +63,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     _forget_mine()
 
 
-def _forget_mine() -> None:
+def _forget_mine():
     for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
         del sys.modules[name]
 
 
-def test_an_example_of_each_group_in_one_training(home: Home) -> None:
+def test_an_example_of_each_group_in_one_training(home):
     rows = home.train("doors", *OPTIONS, *RECIPE)
     assert [float(row["train/weight_norm"]) > 0 for row in rows if row["train/loss"]] == [True, True]
     best, scan = home.path / "runs/doors/checkpoints/best.ckpt", home.path / "scans/case_0.image.npz"
@@ -82,12 +80,12 @@ def test_an_example_of_each_group_in_one_training(home: Home) -> None:
         np.testing.assert_allclose(nib.load(written).affine, arrays["affine"])
 
 
-def test_transforms_of_monai_and_torchio(home: Home) -> None:
+def test_transforms_of_monai_and_torchio(home):
     pytest.importorskip("torchio", reason="pip install torchio")
     home.train("transforms", "augmentation=slices", "task.mirror_axes=[1]")
 
 
-def test_a_kind_of_targets_and_a_metric(home: Home) -> None:
+def test_a_kind_of_targets_and_a_metric(home):
     table, images = home.path / "tiny/labels.csv", sorted((home.path / "tiny/imagesTr").iterdir())
     rows = [f"{image.relative_to(table.parent)},{number / 4}" for number, image in enumerate(images)]
     table.write_text("\n".join(["path,label", *rows]))
@@ -105,7 +103,7 @@ def test_a_kind_of_targets_and_a_metric(home: Home) -> None:
     assert 0 <= json.loads(output.read_text())["mean"]["within_5_percent"] <= 1
 
 
-def test_a_metric_of_label_maps(home: Home) -> None:
+def test_a_metric_of_label_maps(home):
     folder, output = home.path / "tiny/labelsTr", home.path / "maps.json"
     words = ["--predictions", folder, "--references", folder, "--output", output]
     home.run("evaluate", "--package", "mine", *words)
@@ -113,7 +111,7 @@ def test_a_metric_of_label_maps(home: Home) -> None:
     assert "Sensitivity" in output.with_suffix(".html").read_text()
 
 
-def outside(home: Home, *words: object) -> subprocess.CompletedProcess[str]:
+def outside(home, *words):
     """A command in a process of its own, to which nothing but its current folder tells of `mine`."""
     return ranks.command(*words, cwd=home.path)
 
@@ -121,7 +119,7 @@ def outside(home: Home, *words: object) -> subprocess.CompletedProcess[str]:
 SMALL_RUN = ["trainer.max_steps=2", "trainer.enable_progress_bar=false", "trainer.accelerator=cpu"]
 
 
-def test_a_format_and_a_metric_enter_each_process_by_the_name_of_their_package(home: Home) -> None:
+def test_a_format_and_a_metric_enter_each_process_by_the_name_of_their_package(home):
     run = ["data=pairs", f"data.root={home.path / 'scans'}", f"data.cache_dir={home.path / 'other'}"]
     run += [
         *SMALL_RUN,
@@ -152,7 +150,7 @@ def test_a_format_and_a_metric_enter_each_process_by_the_name_of_their_package(h
     assert table[1][-2] == "1.0000"
 
 
-def test_a_kind_of_targets_enters_each_process_by_the_name_of_its_package(home: Home) -> None:
+def test_a_kind_of_targets_enters_each_process_by_the_name_of_its_package(home):
     table, images = home.path / "tiny/outside.csv", sorted((home.path / "tiny/imagesTr").iterdir())
     rows = [f"{image.relative_to(table.parent)},{number / 4}" for number, image in enumerate(images)]
     table.write_text("\n".join(["path,label", *rows]))
@@ -173,13 +171,13 @@ def test_a_kind_of_targets_enters_each_process_by_the_name_of_its_package(home: 
     assert evaluated.returncode == 0, evaluated.stderr
 
 
-def test_a_package_that_is_not_there_is_one_line(home: Home) -> None:
+def test_a_package_that_is_not_there_is_one_line(home):
     for command in (["train"], ["evaluate", "--predictions", "a", "--output", "b.json"]):
         refused = outside(home, *command, "--package", "nowhere")
         assert refused.returncode == 1 and refused.stderr.startswith("error: --package nowhere: cannot be im")
 
 
-def test_every_example_is_used_above(home: Home) -> None:
+def test_every_example_is_used_above(home):
     options = set(re.findall(r"\w+=(\w+)", Path(__file__).read_text()))
     assert {Path(name).stem for name in EXAMPLES if name.endswith(".yaml")} <= options
     modules = {f"mine.{Path(name).stem}" for name in EXAMPLES if name.endswith(".py")} - {"mine.__init__"}

@@ -6,7 +6,6 @@ import io
 import os
 import shutil
 from copy import deepcopy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,7 +49,7 @@ GEOMETRIES = [
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: " ".join(f"{k}={v}" for k, v in g.items()))
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in NOT_LINEAR])
-def test_every_geometry_equals_the_dense_convolution_or_is_refused(name: str, geometry: dict) -> None:
+def test_every_geometry_equals_the_dense_convolution_or_is_refused(name, geometry):
     dims = dims_of(name)[0]
     plain = CONV[dims](4, 6, 3, **geometry)
     if geometry.get("groups") and name in UNGROUPED:
@@ -89,14 +88,14 @@ def test_every_geometry_equals_the_dense_convolution_or_is_refused(name: str, ge
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_gradients_equal_finite_differences(name: str, dims: int) -> None:
+def test_gradients_equal_finite_differences(name, dims):
     module = build(name, dims).double()
     x = image(dims, batch=1, size=2, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, *_: module(x), (x, *module.parameters()), fast_mode=True)
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_samples_of_a_batch_do_not_mix(name: str, dims: int) -> None:
+def test_samples_of_a_batch_do_not_mix(name, dims):
     module, x = build(name, dims), image(dims, batch=3)
     torch.testing.assert_close(
         module(x), torch.cat([module(sample[None]) for sample in x]), rtol=1e-5, atol=1e-5
@@ -104,7 +103,7 @@ def test_samples_of_a_batch_do_not_mix(name: str, dims: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_a_saved_state_dict_restores_the_output(name: str, dims: int, tmp_path: Path) -> None:
+def test_a_saved_state_dict_restores_the_output(name, dims, tmp_path):
     module, other, x = build(name, dims, 0), build(name, dims, 1), image(dims)
     assert not torch.allclose(module(x), other(x))
     torch.save(module.state_dict(), tmp_path / "state.pt")
@@ -113,7 +112,7 @@ def test_a_saved_state_dict_restores_the_output(name: str, dims: int, tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_a_deepcopy_shares_no_weights(name: str, dims: int) -> None:
+def test_a_deepcopy_shares_no_weights(name, dims):
     module, x = build(name, dims), image(dims)
     copy, before = deepcopy(module), module(x).detach().clone()
     torch.testing.assert_close(copy(x), before, rtol=0, atol=0)
@@ -126,7 +125,7 @@ def test_a_deepcopy_shares_no_weights(name: str, dims: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_autocast_is_close_to_fp32_and_gradients_are_fp32(name: str, dims: int, dtype: torch.dtype) -> None:
+def test_autocast_is_close_to_fp32_and_gradients_are_fp32(name, dims, dtype):
     module, x = build(name, dims), image(dims)
     expected = module(x)
     with torch.autocast("cpu", dtype):
@@ -144,7 +143,7 @@ def test_autocast_is_close_to_fp32_and_gradients_are_fp32(name: str, dims: int, 
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_channels_last_input_gives_channels_last_output(name: str, dims: int) -> None:
+def test_channels_last_input_gives_channels_last_output(name, dims):
     module, x, layout = build(name, dims), image(dims), LAYOUT[dims]
     threads = torch.get_num_threads()
     torch.set_num_threads(2)  # with one thread small images take a slower path that loses the layout
@@ -162,7 +161,7 @@ def test_channels_last_input_gives_channels_last_output(name: str, dims: int) ->
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_activation_checkpointing_gives_equal_gradients(name: str, dims: int) -> None:
+def test_activation_checkpointing_gives_equal_gradients(name, dims):
     module, x = build(name, dims), image(dims).requires_grad_()
     inputs = [x, *module.parameters()]
     expected = torch.autograd.grad(module(x).square().sum(), inputs)
@@ -172,7 +171,7 @@ def test_activation_checkpointing_gives_equal_gradients(name: str, dims: int) ->
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_folding_gives_torch_modules_with_equal_output(name: str, dims: int) -> None:
+def test_folding_gives_torch_modules_with_equal_output(name, dims):
     module, x = build(name, dims), image(dims)
     expected, keys = module(x).detach(), set(module.state_dict())
     folded = fold_convs(module)
@@ -187,7 +186,7 @@ def test_folding_gives_torch_modules_with_equal_output(name: str, dims: int) -> 
 
 
 @pytest.mark.parametrize("name", [n for n in LAYERS if n != "acs"])
-def test_a_folded_network_can_be_saved_and_traced(name: str) -> None:
+def test_a_folded_network_can_be_saved_and_traced(name):
     folded, image = fold_convs(nn.Sequential(build(name))), torch.randn(1, 4, 5, 5)
     buffer = io.BytesIO()
     torch.save(folded, buffer)
@@ -198,7 +197,7 @@ def test_a_folded_network_can_be_saved_and_traced(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*LAYERS, "mirror"])
-def test_swap_and_fold_keep_training_flags_dtype_and_frozen_weights(name: str) -> None:
+def test_swap_and_fold_keep_training_flags_dtype_and_frozen_weights(name):
     dims = dims_of(name)[0] if name != "mirror" else 2
     conv, norm = (nn.Conv3d, nn.BatchNorm3d) if dims == 3 else (nn.Conv2d, nn.BatchNorm2d)
     network = (
@@ -224,7 +223,7 @@ def test_swap_and_fold_keep_training_flags_dtype_and_frozen_weights(name: str) -
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_compiles_as_one_graph(name: str, dims: int) -> None:
+def test_compiles_as_one_graph(name, dims):
     module, x = build(name, dims), image(dims)
     expected = module(x)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -240,7 +239,7 @@ def test_compiles_as_one_graph(name: str, dims: int) -> None:
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler"
 )
 @pytest.mark.parametrize("name", ["transform", "basis"])
-def test_compiles_to_native_code(name: str) -> None:
+def test_compiles_to_native_code(name):
     module, x = build(name), image(2)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(module, fullgraph=True)(x), module(x), rtol=1e-5, atol=1e-5)
@@ -257,7 +256,7 @@ class AllConvolutions(nn.Module):
         return torch.cat([part(x) for part in self.parts.values()], 1)
 
 
-def _gradients_of_half_a_batch(rank: int, folder: str) -> None:
+def _gradients_of_half_a_batch(rank, folder):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -271,7 +270,7 @@ def _gradients_of_half_a_batch(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_gradient_of_one(tmp_path):
     ranks.call(_gradients_of_half_a_batch, str(tmp_path))
     network = AllConvolutions()
     network(image(2, batch=4)).square().mean().backward()

@@ -5,11 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import tiny
-from helpers.fresh_process import Ended, in_turn
+from helpers.fresh_process import in_turn
 from helpers.waiting import PATIENCE_S
 
 FEATURES = sorted(path.parent.name for path in (tiny.ROOT / "medconv/features").glob("*/__init__.py"))
@@ -34,7 +33,7 @@ PARTS_OF = {
 }
 
 
-def package_without(folder: Path, *features: str) -> Path:
+def package_without(folder, *features):
     """A folder to import medconv from, without some of its features; all of them if none is named."""
     if not features:
         shutil.copytree(tiny.ROOT / "medconv", folder / "medconv", ignore=shutil.ignore_patterns("features"))
@@ -46,7 +45,7 @@ def package_without(folder: Path, *features: str) -> Path:
     return folder
 
 
-def python(package: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def python(package, *words, cwd):
     """An interpreter that finds this medconv."""
     return subprocess.run(
         [sys.executable, *words],
@@ -59,7 +58,7 @@ def python(package: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess
     )
 
 
-def nnunet_dataset(root: Path) -> Path:
+def nnunet_dataset(root):
     """The tiny dataset in the layout of nnU-Net."""
     dataset = tiny.write_dataset(root)
     for image in (dataset / "imagesTr").iterdir():
@@ -90,7 +89,7 @@ MISSING = [
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
+def alone(tmp_path_factory):
     """A folder in which commands of the core ran without any feature, and how they ended: those of MISSING,
     a training, a prediction and an evaluation.
     """
@@ -113,7 +112,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
     return home, in_turn(*map(tuple, commands), cwd=home, package=package)
 
 
-def test_without_any_feature_the_core_trains_predicts_and_evaluates(alone: tuple[Path, list[Ended]]) -> None:
+def test_without_any_feature_the_core_trains_predicts_and_evaluates(alone):
     home, ended = alone
     trained, predicted, evaluated = ended[-3:]
     assert trained.code == 0, trained.err
@@ -124,9 +123,7 @@ def test_without_any_feature_the_core_trains_predicts_and_evaluates(alone: tuple
 
 
 @pytest.mark.parametrize("number", range(len(MISSING)), ids=[words for words, _ in MISSING])
-def test_an_option_whose_feature_is_missing_says_so_in_one_line(
-    alone: tuple[Path, list[Ended]], number: int
-) -> None:
+def test_an_option_whose_feature_is_missing_says_so_in_one_line(alone, number):
     ended = alone[1][number]
     assert ended.code == 1, ended.err
     (error,) = [line for line in ended.err.splitlines() if line.startswith("error: ")]
@@ -135,7 +132,7 @@ def test_an_option_whose_feature_is_missing_says_so_in_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", FEATURES)
-def test_without_one_feature_all_else_can_be_imported_and_trains(tmp_path: Path, feature: str) -> None:
+def test_without_one_feature_all_else_can_be_imported_and_trains(tmp_path, feature):
     package = package_without(tmp_path / "rest", feature, *NEEDED_BY.get(feature, []))
     code = f"""
 import pkgutil, importlib, medconv

@@ -37,9 +37,9 @@ class Convolutions(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backends: list[str] = []
-        self.formats: list[torch.memory_format] = []
-        self.contiguous: list[str] = []
+        self.backends = []
+        self.formats = []
+        self.contiguous = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._overloadpacket is torch.ops.aten.convolution:
@@ -51,24 +51,24 @@ class Convolutions(TorchDispatchMode):
         return result
 
     def _select(self, image: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> None:
-        backend = torch._C._select_conv_backend(image, weight, bias, *settings)  # type: ignore[attr-defined]
+        backend = torch._C._select_conv_backend(image, weight, bias, *settings)
         self.backends.append(backend.name)
-        select_format = torch._C._conv_determine_backend_memory_format  # type: ignore[attr-defined]
+        select_format = torch._C._conv_determine_backend_memory_format
         self.formats.append(select_format(image, weight, backend))
 
 
-def _lost_format(tensor: Tensor) -> bool:
+def _lost_format(tensor):
     layout = CHANNELS_LAST.get(tensor.ndim)
     return layout is not None and not tensor.is_contiguous(memory_format=layout)
 
 
 @pytest.fixture(autouse=True)
-def norms_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def norms_by_triton(monkeypatch):
     """As where there is a GPU."""
     monkeypatch.setattr(fast_norm, "uses_triton", fast_norm.is_channels_last)
 
 
-def forward(network: nn.Module, shape: tuple[int, ...], channels_last: bool, gathered: bool) -> Convolutions:
+def forward(network, shape, channels_last, gathered):
     """A forward pass of training in fp16 on a GPU that is not there; autograd would ask its driver.
 
     Args:
@@ -91,7 +91,7 @@ def forward(network: nn.Module, shape: tuple[int, ...], channels_last: bool, gat
     return seen
 
 
-def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+def built(name):
     """The network, and the shape of its images."""
     dims, shape, channels, strides = NETWORKS[name]
     with torch.device("meta"):
@@ -101,7 +101,7 @@ def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
 
 @pytest.mark.parametrize("gathered", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_layer_of_the_default_network_runs_in_channels_last(name: str, gathered: bool) -> None:
+def test_every_layer_of_the_default_network_runs_in_channels_last(name, gathered):
     """Also with weights that FSDP2 has gathered, which are contiguous whatever their strides were."""
     network, shape = built(name)
     seen = forward(network, shape, channels_last=True, gathered=gathered)
@@ -112,7 +112,7 @@ def test_every_layer_of_the_default_network_runs_in_channels_last(name: str, gat
     assert not seen.contiguous
 
 
-def test_group_norms_leave_channels_last_no_more() -> None:
+def test_group_norms_leave_channels_last_no_more():
     with torch.device("meta"):
         network = SegResNet(3, 16, 1, 3)
         plain = apply_switches(network, channels_last=True)
@@ -122,7 +122,7 @@ def test_group_norms_leave_channels_last_no_more() -> None:
     assert len(before) > 50 and not after
 
 
-def test_a_contiguous_image_is_seen() -> None:
+def test_a_contiguous_image_is_seen():
     """The tests above can fail: without channels-last every layer's result is contiguous."""
     with torch.device("meta"):
         network = UNet(3, 1, 2, (32, 64), (2,), norm="batch")

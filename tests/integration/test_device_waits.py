@@ -6,7 +6,6 @@ A whole training, with Lightning and all callbacks, runs on the CPU: who asks te
 """
 
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,14 +53,14 @@ class Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _called_from(name: str) -> bool:
+def _called_from(name):
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != name:
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return frame is not None
 
 
-def step(norm: str) -> None:
+def step(norm):
     targets = LabelMapTargets(("a", "b"), ((1,), (2,)))
     network = UNet(3, 1, 3, (4, 6, 8), (2, 2), norm=norm).to(META)
     heads = DeepSupervision(network, 2).to(META)
@@ -77,17 +76,17 @@ def step(norm: str) -> None:
             trained = [p for p in parameters if p.grad is not None]
             total = get_total_norm([p.grad for p in trained if p.grad is not None])
             clip_grads_with_norm_(trained, 12.0, total)
-            optimizer.found_inf = (~total.isfinite()).float()  # type: ignore[attr-defined]
+            optimizer.found_inf = (~total.isfinite()).float()
             optimizer.step()
 
 
 @pytest.mark.parametrize("norm", ["batch", "instance"])
-def test_a_step_does_not_wait(norm: str) -> None:
+def test_a_step_does_not_wait(norm):
     step(norm)
 
 
 @pytest.mark.parametrize("name", conv_family.ALL)
-def test_a_convolution_does_not_wait(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_convolution_does_not_wait(name, monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none on meta
     module = conv_family.build(name, 3).to(META)
     with Watch():
@@ -95,19 +94,19 @@ def test_a_convolution_does_not_wait(name: str, monkeypatch: pytest.MonkeyPatch)
         torch.autograd.grad(output.float().square().sum(), list(module.parameters()))
 
 
-def test_mixup_does_not_wait() -> None:
+def test_mixup_does_not_wait():
     image, target = torch.empty(8, 2, 9, 9, device=META), torch.empty(8, 3, device=META)
     with Watch():
         Mixup(0.3, 1)(image, target, list(range(8)))
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_augmentation_does_not_wait(dims: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_augmentation_does_not_wait(dims, monkeypatch):
     """Without noise, as meta draws no random numbers."""
     real = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device: real())
     chances, size = {**dict.fromkeys((*SPATIAL, *INTENSITY), 0.5), "noise": 0.0}, (14, 12, 10)[:dims]
-    pairs: dict[str, Any] = {"flip_label_pairs": [[1, 2]], "left_right_axis": 0, "mirror_axes": "all"}
+    pairs = {"flip_label_pairs": [[1, 2]], "left_right_axis": 0, "mirror_axes": "all"}
     augment = Augment(3, (1, 1.5, 2)[:dims], size, p=chances, elastic_mm=2, elastic_spacing_mm=8, **pairs)
     image = torch.empty(8, 2, *(n + 4 for n in size), device=META)
     label = torch.zeros(8, 1, *image.shape[2:], device=META, dtype=torch.uint8)
@@ -125,7 +124,7 @@ def test_augmentation_does_not_wait(dims: int, monkeypatch: pytest.MonkeyPatch) 
         lambda x: x + torch.ones(4),
     ],
 )
-def test_a_wait_is_seen(waits: Callable[[Tensor], Any]) -> None:
+def test_a_wait_is_seen(waits):
     with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), Watch():
         waits(torch.empty(4, device=META))
 
@@ -137,14 +136,14 @@ class Values(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: set[tuple[str, str]] = set()
+        self.asked = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         masked = func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype is torch.bool
         if masked or getattr(func, "__name__", "") in self.ASKING:
             frame = sys._getframe(1)
             while "/torch/" in frame.f_code.co_filename:
-                frame = frame.f_back  # type: ignore[assignment]
+                frame = frame.f_back
             self.asked.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
         return func(*args, **(kwargs or {}))
 
@@ -160,7 +159,7 @@ ON_HOST = {  # asked of tensors on the host, or once they have come there
 
 
 @pytest.mark.parametrize("more", [[], ["model.norm=batch", "task.deep_supervision=true", "optimizer=adamw"]])
-def test_a_training_does_not_wait(more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_does_not_wait(more, tmp_path, monkeypatch):
     """As on a GPU: augmentation in the main process, the guard reads one step late."""
     process = DataModule._process
     monkeypatch.setattr(DataModule, "_process", lambda data: process(data)._replace(on_gpu=True))
@@ -169,7 +168,7 @@ def test_a_training_does_not_wait(more: list[str], tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(module, "read_at_once", lambda _: False)
     advance, values = ResumableEpochLoop.advance, Values()
 
-    def watched(loop: ResumableEpochLoop, fetcher: Any) -> None:
+    def watched(loop, fetcher):
         with values if loop.global_step in (2, 3) else nullcontext():
             advance(loop, fetcher)
 

@@ -1,8 +1,6 @@
 """A CT that is stored with another offset or unit is named in the check and in a prediction."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -12,7 +10,7 @@ from helpers import tiny
 FAR = 3  # the case that is stored otherwise
 
 
-def write(root: Path, change: Any = None) -> Path:
+def write(root, change=None):
     """CT-like volumes from air to bone; the values of one case are changed."""
     dataset = tiny.write_dataset(root, cases=6)
     for index in range(6):
@@ -29,7 +27,7 @@ def write(root: Path, change: Any = None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A checkpoint of a run on usual values."""
     folder = tmp_path_factory.mktemp("usual")
     tiny.train(write(folder / "data"), folder / "run")
@@ -44,14 +42,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "warns"), CHANGES.values(), ids=CHANGES)
-def test_a_case_far_from_all_others_is_named(
-    change: Any,
-    warns: bool,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_case_far_from_all_others_is_named(change, warns, trained, tmp_path, monkeypatch, capsys):
     dataset = write(tmp_path / "data", change)
     checked = [f"data.root={dataset}", f"data.cache_dir={tmp_path / 'cache'}", "data=msd"]
     assert tiny.call(monkeypatch, "preprocess", "--check-only", *checked) == 0
@@ -67,9 +58,7 @@ def test_a_case_far_from_all_others_is_named(
     assert all(f"case case_{FAR}: most values are from" in line for line in lines)
 
 
-def test_a_normalisation_that_adapts_has_no_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_normalisation_that_adapts_has_no_warning(tmp_path, monkeypatch, capsys):
     dataset = write(tmp_path / "data", CHANGES["too high"][0])
     checked = [f"data.root={dataset}", f"data.cache_dir={tmp_path / 'cache'}", "data=msd"]
     assert tiny.call(monkeypatch, "preprocess", "--check-only", *checked, "data.normalisation=zscore") == 0

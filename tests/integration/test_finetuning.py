@@ -2,12 +2,8 @@
 on two processes.
 """
 
-from __future__ import annotations
-
 import os
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,24 +28,22 @@ TUNED = ["init.freeze=['^encoder']", "init.lr_multipliers={decoder:0.1,down:0.5}
 
 
 @pytest.fixture(scope="module")
-def first(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("first") / "run"
     tiny.train(dataset, folder, *MORE)
     return folder / "checkpoints/last.ckpt"
 
 
-def last(folder: Path) -> dict[str, Any]:
+def last(folder):
     return checkpoint_io.read(folder / "checkpoints/last.ckpt")
 
 
-def rates(content: dict[str, Any]) -> dict[float, float]:
+def rates(content):
     """Factor to learning rate."""
     return {group["lr_multiplier"]: group["lr"] for group in content["optimizer_states"][0]["param_groups"]}
 
 
-def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
-    first: Path, dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(first, dataset, tmp_path, caplog):
     regions = ["data.regions={both:[1,2]}", *MORE, *TUNED, f"init.pretrained={first}"]
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *regions)
@@ -72,13 +66,7 @@ def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
     assert load(tmp_path / "run/checkpoints/last.ckpt").class_names
 
 
-def test_from_weights_of_the_hugging_face_hub(
-    first: Path,
-    dataset: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_from_weights_of_the_hugging_face_hub(first, dataset, tmp_path, monkeypatch, caplog):
     export(first, tmp_path / "heart", ExportOptions("safetensors"))
     weights = tmp_path / "heart/model.safetensors"
     with (
@@ -90,7 +78,7 @@ def test_from_weights_of_the_hugging_face_hub(
     assert f"pretrained: {hub.SOURCE}" in (tmp_path / "run/config.yaml").read_text()
 
 
-def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> None:
+def test_the_log_holds_the_table(first, dataset, tmp_path):
     arguments = tiny.overrides(
         dataset, *MORE, "trainer.max_steps=1", f"init.pretrained={first}", "init.freeze=[encoder]"
     )
@@ -106,9 +94,7 @@ def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> 
     )
 
 
-def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(
-    first: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(first, dataset, tmp_path):
     file = tmp_path / "weights.ckpt"
     file.write_bytes(first.read_bytes())
     settings = [*resuming.STEPS, *MORE, *TUNED, f"init.pretrained={file}", "trainer.max_steps=9"]
@@ -123,7 +109,7 @@ def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(
     assert set(rates(last(tmp_path / "run"))) == {0.1, 0.5, 1.0}
 
 
-def test_a_run_goes_on_only_with_the_same_layers_frozen(first: Path, dataset: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_only_with_the_same_layers_frozen(first, dataset, tmp_path):
     keys = (("freeze", "[encoder]"), ("lr_multipliers", "{encoder:0.1}"))
     for key, value in keys:
         with pytest.raises(
@@ -132,7 +118,7 @@ def test_a_run_goes_on_only_with_the_same_layers_frozen(first: Path, dataset: Pa
             tiny.train(dataset, tmp_path / "run", *MORE, f"run.resume={first}", f"init.{key}={value}")
 
 
-def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path: Path) -> None:
+def test_into_another_number_of_channels_and_dimensions(dataset, tmp_path):
     """From slices to volumes, into planes that conv=acs keeps."""
     flat, solid = tmp_path / "flat", tmp_path / "solid"
     tiny.train(dataset, flat, "data.spatial_dims=2")
@@ -163,7 +149,7 @@ def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path:
         ["init.thaw_at=0.9"],  # after more steps than the run has
     ],
 )
-def test_on_two_processes(first: Path, dataset: Path, tmp_path: Path, more: list[str]) -> None:
+def test_on_two_processes(first, dataset, tmp_path, more):
     arguments = tiny.overrides(dataset, *MORE, *TUNED, f"init.pretrained={first}", "trainer.devices=2", *more)
     without_mean = "weight_averaging=none" in more
     arguments = [a for a in arguments if not (without_mean and a.startswith("weight_averaging."))]

@@ -1,7 +1,6 @@
 """Voxels without a label (`data.ignore_label`), from the check of the files to augmented patches."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset
 from medconv.data.preprocessing.examine import examine
 
 
-def scribbled(root: Path, ignore: int = 3, num_cases: int = 2) -> Path:
+def scribbled(root, ignore=3, num_cases=2):
     """A dataset whose cases have labels in two slices only; all other voxels have the value to ignore."""
     write_msd(root, num_cases)
     for i in range(num_cases):
@@ -26,7 +25,7 @@ def scribbled(root: Path, ignore: int = 3, num_cases: int = 2) -> Path:
     return edit_json(root, labels={"0": "background", "1": "big", "2": "small", str(ignore): "ignore"})
 
 
-def test_ignored_voxels_are_not_measured(tmp_path: Path) -> None:
+def test_ignored_voxels_are_not_measured(tmp_path):
     dataset, complete = msd(scribbled(tmp_path / "some")), tiny(tmp_path / "all", 2)
     report = examine(dataset.cases[0], dataset)
     labelled = label_array(0)[:, :, 3:5]
@@ -37,7 +36,7 @@ def test_ignored_voxels_are_not_measured(tmp_path: Path) -> None:
     assert report.intensities is not None and report.intensities.shape[1] == (labelled > 0).sum()
 
 
-def test_a_value_to_ignore_that_no_voxel_has_is_named(tmp_path: Path) -> None:
+def test_a_value_to_ignore_that_no_voxel_has_is_named(tmp_path):
     write_msd(tmp_path, 2)
     edit_json(tmp_path, labels={"0": "background", "1": "big", "2": "small", "9": "ignore"})
     warnings = check(msd(tmp_path), 1).warnings
@@ -45,7 +44,7 @@ def test_a_value_to_ignore_that_no_voxel_has_is_named(tmp_path: Path) -> None:
     assert not check(msd(scribbled(tmp_path / "some")), 1).warnings
 
 
-def test_a_value_that_is_not_declared_counts_for_no_class(tmp_path: Path) -> None:
+def test_a_value_that_is_not_declared_counts_for_no_class(tmp_path):
     write_msd(tmp_path, 1)
     label = label_array(0)
     expected = int((label == 2).sum())
@@ -55,7 +54,7 @@ def test_a_value_that_is_not_declared_counts_for_no_class(tmp_path: Path) -> Non
     assert report.errors and report.class_voxels[2] == expected
 
 
-def test_without_foreground_the_labelled_background_is_measured(tmp_path: Path) -> None:
+def test_without_foreground_the_labelled_background_is_measured(tmp_path):
     root = scribbled(tmp_path)
     label = np.full_like(label_array(0), 3)
     label[:2] = 0
@@ -65,7 +64,7 @@ def test_without_foreground_the_labelled_background_is_measured(tmp_path: Path) 
     assert report.intensities is not None and report.intensities.shape[1] == (label == 0).sum()
 
 
-def test_a_dataset_without_a_labelled_voxel_is_refused(tmp_path: Path) -> None:
+def test_a_dataset_without_a_labelled_voxel_is_refused(tmp_path):
     root = scribbled(tmp_path)
     for i in range(2):
         save(root / f"labelsTr/case_{i}.nii.gz", np.full_like(label_array(i), 3), AFFINE)
@@ -79,9 +78,7 @@ def test_a_dataset_without_a_labelled_voxel_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"), [(3, "every voxel has the value to ignore"), (0, "no foreground")]
 )
-def test_a_case_without_labels_or_foreground_gives_a_warning(
-    tmp_path: Path, value: int, message: str
-) -> None:
+def test_a_case_without_labels_or_foreground_gives_a_warning(tmp_path, value, message):
     root = scribbled(tmp_path)
     label = np.full_like(label_array(0), value)
     label[:2] = 3
@@ -90,7 +87,7 @@ def test_a_case_without_labels_or_foreground_gives_a_warning(
     assert [message in warning for warning in examine(dataset.cases[0], dataset).warnings] == [True]
 
 
-def test_an_undeclared_value_is_an_error_that_names_the_expected_ones(tmp_path: Path) -> None:
+def test_an_undeclared_value_is_an_error_that_names_the_expected_ones(tmp_path):
     dataset = msd(scribbled(tmp_path, ignore=7))
     save(tmp_path / "labelsTr/case_0.nii.gz", label_array(0) + 2, AFFINE)
     assert (
@@ -101,9 +98,7 @@ def test_an_undeclared_value_is_an_error_that_names_the_expected_ones(tmp_path: 
 
 @pytest.mark.parametrize("ignore", [3, 255, 300])
 @pytest.mark.parametrize("spacing_mm", [(1.0, 1.5, 2.0), (1.5, 1.5, 1.5)])
-def test_preprocessing_keeps_the_value_to_ignore(
-    tmp_path: Path, ignore: int, spacing_mm: tuple[float, ...]
-) -> None:
+def test_preprocessing_keeps_the_value_to_ignore(tmp_path, ignore, spacing_mm):
     root = scribbled(tmp_path / "data", 3)
     for i in range(2):
         label = label_array(i).astype(np.int16)
@@ -118,7 +113,7 @@ def test_preprocessing_keeps_the_value_to_ignore(
     assert entry.label.dtype == (np.uint8 if ignore < 256 else np.int16)
 
 
-def test_the_store_lists_the_places_of_labelled_voxels(tmp_path: Path) -> None:
+def test_the_store_lists_the_places_of_labelled_voxels(tmp_path):
     store = fill_store(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
     entry = store.read("case_0")
     rows, label = np.array(entry.foreground), np.array(entry.label)
@@ -129,7 +124,7 @@ def test_the_store_lists_the_places_of_labelled_voxels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_every_patch_of_a_sparse_annotation_has_labelled_voxels(tmp_path: Path, share: float) -> None:
+def test_every_patch_of_a_sparse_annotation_has_labelled_voxels(tmp_path, share):
     store = fill_store(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
     dataset = patch_dataset(store, ["case_0", "case_1"], (3, 3, 1), foreground_share=share)
     labels = [dataset[i]["label"].numpy()[0] for i in range(60)]
@@ -140,7 +135,7 @@ def test_every_patch_of_a_sparse_annotation_has_labelled_voxels(tmp_path: Path, 
         assert (centres == 0).any()
 
 
-def test_without_ignored_voxels_the_store_stays_the_same(tmp_path: Path) -> None:
+def test_without_ignored_voxels_the_store_stays_the_same(tmp_path):
     """Stores from before there was a value to ignore are used again."""
     dataset = tiny(tmp_path / "data", 2)
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
@@ -151,7 +146,7 @@ def test_without_ignored_voxels_the_store_stays_the_same(tmp_path: Path) -> None
     assert set(store.read("case_0").foreground[:, 0]) == {1, 2}
 
 
-def test_a_new_value_to_ignore_measures_the_files_again(tmp_path: Path) -> None:
+def test_a_new_value_to_ignore_measures_the_files_again(tmp_path):
     dataset = msd(scribbled(tmp_path / "data"))
     folder = dataset_folder(tmp_path / "cache", dataset)
     measured, _ = cached_fingerprint(dataset, folder, 1)
@@ -167,7 +162,7 @@ def test_a_new_value_to_ignore_measures_the_files_again(tmp_path: Path) -> None:
         cached_fingerprint(dataset.with_targets(regions=None, regions_order=None, ignore_label=4), folder, 1)
 
 
-def test_augmentation_moves_the_value_to_ignore_like_a_class(tmp_path: Path) -> None:
+def test_augmentation_moves_the_value_to_ignore_like_a_class(tmp_path):
     store = fill_store(msd(scribbled(tmp_path / "data", 255)), preprocessing_config(), tmp_path / "cache", 1)
     dataset = patch_dataset(store, ["case_0"], (8, 8, 6))
     augment = Augment(0, (1.0, 1.5, 2.0), (8, 8, 6), p={"rotation": 1.0, "scale": 1.0}, mirror_axes="all")
@@ -178,7 +173,7 @@ def test_augmentation_moves_the_value_to_ignore_like_a_class(tmp_path: Path) -> 
     assert set(augment(batch)["label"].unique().tolist()) == {0, 1, 2, 255}
 
 
-def test_several_values_to_ignore_are_one_in_checks_and_stores(tmp_path: Path) -> None:
+def test_several_values_to_ignore_are_one_in_checks_and_stores(tmp_path):
     """Label maps with 3 and 255, of which neither is a class."""
     root = write_msd(tmp_path / "data", 2)
     label = label_array(0)

@@ -5,8 +5,6 @@ block that does not run has a comment above it that says why.
 
 import json
 import shutil
-import subprocess
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -39,7 +37,7 @@ PAGES = [
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """The wheel in `site`, and what the pages name: `data`, and `runs` that were trained before."""
     path = tmp_path_factory.mktemp("installed")
     wheel.install(path)
@@ -61,11 +59,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def finish(done: subprocess.CompletedProcess[str]) -> None:
+def finish(done):
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def write_two_channels(folder: Path) -> None:
+def write_two_channels(folder):
     """CASE/t1.nii.gz, flair.nii.gz and seg.nii.gz, and a case's channels as files beside them."""
     dataset = tiny.write_dataset(folder.parent / "single", cases=5)
     for number in range(5):
@@ -76,7 +74,7 @@ def write_two_channels(folder: Path) -> None:
         shutil.copy(dataset / f"labelsTr/case_{number}.nii.gz", case / "seg.nii.gz")
 
 
-def write_findings(folder: Path) -> None:
+def write_findings(folder):
     """labels.csv with a class, two findings, an age and a patient of each picture."""
     folder.mkdir()
     rows = []
@@ -90,7 +88,7 @@ def write_findings(folder: Path) -> None:
     image_level_tables.write_table(folder / "labels.csv", columns, *rows)
 
 
-def write_classes(folder: Path, table: Path) -> None:
+def write_classes(folder, table):
     """CLASS/*.png of the pictures of such a table."""
     for number in range(12):
         target = folder / ("sick" if number % 2 else "healthy") / f"{number}.png"
@@ -98,7 +96,7 @@ def write_classes(folder: Path, table: Path) -> None:
         shutil.copy(table.parent / f"{number}.png", target)
 
 
-def write_medmnist(path: Path) -> None:
+def write_medmnist(path):
     arrays = {}
     for split in ("train", "val", "test"):
         labels = np.arange(8) % 2
@@ -108,7 +106,7 @@ def write_medmnist(path: Path) -> None:
     np.savez(path, **arrays)
 
 
-def write_photographs(folder: Path) -> None:
+def write_photographs(folder):
     """As DRIVE: a/N_training.tif, b/N_manual1.gif of 0 and 255; pred/N.png of 0 and 1."""
     for name in ("a", "b", "pred"):
         (folder / name).mkdir()
@@ -122,7 +120,7 @@ def write_photographs(folder: Path) -> None:
         Image.fromarray(vessel).save(folder / f"pred/{number}.png")
 
 
-def write_series(folder: Path) -> None:
+def write_series(folder):
     """A DICOM series of each patient, pN/3-T1post-0042, and its label map, masks/pN.nii.gz."""
     (folder / "masks").mkdir()
     for number in range(5):
@@ -133,7 +131,7 @@ def write_series(folder: Path) -> None:
         nib.save(nib.Nifti1Image(label, dicoms.affine()), folder / f"masks/p{number}.nii.gz")
 
 
-def write_raters(decathlon: Path, home: Path, folder: Path) -> None:
+def write_raters(decathlon, home, folder):
     """Two further raters beside the data; i/CASE.nii.gz, and p/CASE.nii.gz with the probability of a lesion."""
     lesions = home / "data/lesions"
     shutil.copytree(decathlon, lesions)
@@ -147,7 +145,7 @@ def write_raters(decathlon: Path, home: Path, folder: Path) -> None:
         nib.save(nib.Nifti1Image(probability, label.affine), folder / "p" / path.name)
 
 
-def prepare(page: str, folder: Path, home: Path) -> None:
+def prepare(page, folder, home):
     """What a page takes for given in the folder in which its commands run."""
     decathlon = home / "data/Task04_Hippocampus"
     if page in pages.FIRST_HOUR:
@@ -189,7 +187,7 @@ def prepare(page: str, folder: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_blocks_run_as_an_installed_user_copies_them(home: Path, tmp_path: Path, page: str) -> None:
+def test_blocks_run_as_an_installed_user_copies_them(home, tmp_path, page):
     prepare(page, tmp_path, home)
     python = "\n".join(pages.runnable(page, "python"))
     for written, shorter in SHORTER:

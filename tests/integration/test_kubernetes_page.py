@@ -3,8 +3,6 @@
 import os
 import re
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,14 +15,14 @@ PAGE = (tiny.ROOT / "docs/kubernetes.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def job() -> dict[str, Any]:
+def job():
     [block] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     service, job = yaml.safe_load_all(block)
     assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
     return job
 
 
-def variables(job: dict[str, Any], index: int) -> dict[str, str]:
+def variables(job, index):
     """Those of a pod: the page's, and the number that Kubernetes gives it."""
     [container] = job["spec"]["template"]["spec"]["containers"]
     return {
@@ -34,7 +32,7 @@ def variables(job: dict[str, Any], index: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_the_command_of_a_pod_has_its_rank(job: dict[str, Any], tmp_path: Path, index: int) -> None:
+def test_the_command_of_a_pod_has_its_rank(job, tmp_path, index):
     [container] = job["spec"]["template"]["spec"]["containers"]
     (tmp_path / "medconv").write_text("#!/bin/sh\necho $RANK $WORLD_SIZE $MASTER_ADDR $1\n")
     (tmp_path / "medconv").chmod(0o755)
@@ -44,7 +42,7 @@ def test_the_command_of_a_pod_has_its_rank(job: dict[str, Any], tmp_path: Path, 
     assert done.stdout == f"{index} {job['spec']['completions']} train-0.train train\n"
 
 
-def test_the_pods_are_machines_of_one_run(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pods_are_machines_of_one_run(job, monkeypatch):
     for index in (0, 1):
         launch(monkeypatch, **variables(job, index), RANK=index)
         assert launcher() == Launcher(JOB, nodes=2, devices=1)

@@ -37,11 +37,11 @@ class Resources(Callback):
             file.write(json.dumps(row) + "\n")
 
 
-def _files(process: str) -> int:
+def _files(process):
     return len(list(Path(f"/proc/{process}/fd").iterdir()))
 
 
-def _resident(process: str) -> int:
+def _resident(process):
     """kB that are the process's own: pages of files that it looks at come and go."""
     fields = dict(
         line.split(":")
@@ -51,7 +51,7 @@ def _resident(process: str) -> int:
     return int(fields["RssAnon"].split()[0])
 
 
-def rows(folder: Path, epochs: int, *more: str) -> list[dict[str, int]]:
+def rows(folder, epochs, *more):
     """A 2D run of so many epochs of two steps with all that a run has: what it held after each."""
     dataset = tiny.write_dataset(folder / "data" / "tiny", shape=(16, 20, 1))
     settings = [
@@ -70,7 +70,7 @@ def rows(folder: Path, epochs: int, *more: str) -> list[dict[str, int]]:
     return [json.loads(line) for line in (folder / "rows").read_text().splitlines()]
 
 
-def grown(epochs: list[dict[str, int]], key: str, begin: int) -> int:
+def grown(epochs, key, begin):
     """From the median of ten epochs that end at `begin` to that of the last ten."""
     middle = [
         sorted(row[key] for row in part)[len(part) // 2]
@@ -79,7 +79,7 @@ def grown(epochs: list[dict[str, int]], key: str, begin: int) -> int:
     return middle[1] - middle[0]
 
 
-def test_files_and_processes_stay_over_a_short_run(tmp_path: Path) -> None:
+def test_files_and_processes_stay_over_a_short_run(tmp_path):
     """Workers that are started anew in each epoch, which leave most behind."""
     epochs = rows(tmp_path, 6, "data.persistent_workers=false")
     for key in ("files", "workers"):
@@ -88,7 +88,7 @@ def test_files_and_processes_stay_over_a_short_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_500_epochs_hold_what_50_held(tmp_path: Path) -> None:
+def test_500_epochs_hold_what_50_held(tmp_path):
     epochs = rows(tmp_path, 500)
     figures = {key: (epochs[BEGIN - 1][key], epochs[-1][key]) for key in epochs[0]}
     print(figures)

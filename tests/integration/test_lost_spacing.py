@@ -1,12 +1,9 @@
 """Volumes whose headers all say 1 x 1 x 1 mm, though their slices are few, are planned as those of thick slices."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
-import pytest
 import torch
 from helpers import tiny
 
@@ -16,7 +13,7 @@ SHAPE = (60, 60, 10)
 TRUE_MM = [1.5, 1.5, 10.0]
 
 
-def write(root: Path, spacing_mm: list[float]) -> Path:
+def write(root, spacing_mm):
     """Hearts seen from far away: a ball in mm, in slices of 10 mm; the header says what it is told."""
     dataset = tiny.write_dataset(root, cases=5, shape=SHAPE)
     for index in range(5):
@@ -30,11 +27,11 @@ def write(root: Path, spacing_mm: list[float]) -> Path:
     return dataset
 
 
-def planned(dataset: Path, *overrides: str) -> Any:
+def planned(dataset, *overrides):
     return data_setup.prepare_data(tiny.checked(dataset, *overrides)).plan
 
 
-def test_the_plan_is_that_of_true_headers(tmp_path: Path) -> None:
+def test_the_plan_is_that_of_true_headers(tmp_path):
     lost = planned(write(tmp_path / "lost/data", [1.0, 1.0, 1.0]))
     true = planned(write(tmp_path / "true/data", TRUE_MM))
     insisted = planned(write(tmp_path / "insisted/data", [1.0, 1.0, 1.0]), "data.source_spacing_mm=[1,1,1]")
@@ -48,9 +45,7 @@ def test_the_plan_is_that_of_true_headers(tmp_path: Path) -> None:
     assert in_voxels == [mm / stated for mm, stated in zip(true.spacing_mm, TRUE_MM, strict=True)]
 
 
-def test_a_run_keeps_the_spacing_that_was_assumed_and_predicts_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_keeps_the_spacing_that_was_assumed_and_predicts_with_it(tmp_path, monkeypatch, caplog):
     dataset = write(tmp_path / "data", [1.0, 1.0, 1.0])
     tiny.train(dataset, tmp_path / "run")
     assert "so 1 x 1 x 7 mm is taken in its place" in caplog.text

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -16,7 +15,7 @@ from medconv.utils import checkpoint_io
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("contrasts")
     write_two_contrasts(root / "data")
     tiny.train(
@@ -31,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_cases_without_a_channel_are_trained_on_and_validated(trained: Path) -> None:
+def test_cases_without_a_channel_are_trained_on_and_validated(trained):
     summary = json.loads((trained / "run/summary.json").read_text())
     assert not summary["skipped_cases"]
     content = checkpoint_io.read(trained / "run/checkpoints/best.ckpt")["medconv"]
@@ -43,8 +42,8 @@ def test_cases_without_a_channel_are_trained_on_and_validated(trained: Path) -> 
 
 
 def test_prediction_without_a_channel_warns_once_and_equals_a_channel_of_0(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    trained, tmp_path, monkeypatch, capfd
+):
     checkpoint = trained / "run/checkpoints/best.ckpt"
     arguments = (
         "--checkpoint",
@@ -74,7 +73,7 @@ def test_prediction_without_a_channel_warns_once_and_equals_a_channel_of_0(
     np.testing.assert_array_equal(np.asarray(nib.load(tmp_path / "out1/case_1.nii.gz").dataobj), label)
 
 
-def test_without_the_setting_such_cases_are_errors(trained: Path, tmp_path: Path) -> None:
+def test_without_the_setting_such_cases_are_errors(trained, tmp_path):
     shutil.copytree(trained / "data", tmp_path / "data")
     with pytest.raises(
         ValueError, match=r"case case_1: .*expected channels 0 to 1 of every case, found \[0\]"
@@ -94,7 +93,7 @@ def test_without_the_setting_such_cases_are_errors(trained: Path, tmp_path: Path
         tiny.train(tmp_path / "data", tmp_path / "run", "data=nnunet", "data.missing=allow")
 
 
-def test_a_network_that_needs_all_channels_names_the_missing_one(trained: Path, tmp_path: Path) -> None:
+def test_a_network_that_needs_all_channels_names_the_missing_one(trained, tmp_path):
     shutil.copytree(trained / "data", tmp_path / "data")
     tiny.train(
         trained / "data", tmp_path / "run", "data=nnunet", "data.on_invalid_case=skip", "trainer.max_steps=1"

@@ -1,17 +1,13 @@
 """conf/model: networks of MONAI and the residual encoder in 2D and 3D, with heads, switches and convolutions."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 import torch
 from helpers.configs import derived
 from omegaconf import OmegaConf
-from torch import Tensor, nn
 
-from medconv.config import Node, conf_dir
+from medconv.config import conf_dir
 from medconv.convs import fold_convs
 from medconv.models.build import build_network
 from medconv.models.outputs import full_resolution, heads
@@ -21,7 +17,7 @@ from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 # Keys that make the option small, keys that give it heads, and the number of its heads.
-NETWORKS: dict[str, tuple[Node, Node, int]] = {
+NETWORKS = {
     "mednext": ({"init_filters": 4}, {"deep_supervision": True}, 5),
     "segresnet_ds": ({"init_filters": 4, "norm": "instance"}, {"dsdepth": 3}, 3),
     "swinunetr": ({"feature_size": 12, "depths": [1] * 4, "num_heads": [1] * 4}, {}, 1),
@@ -32,7 +28,7 @@ NETWORKS: dict[str, tuple[Node, Node, int]] = {
 LOSS = FittedLoss(DiceCrossEntropy(), LabelMapTargets.of_classes(["background", "a", "b"]), 2)
 
 
-def built(name: str, dims: int, more: Node, conv: str = "none", **keys: bool) -> tuple[nn.Module, Tensor]:
+def built(name, dims, more, conv="none", **keys):
     """The network of an option as a run builds it, and images for it.
 
     V-Net normalises the eight deepest voxels of a batch: with two, rounding alone turns its gradients.
@@ -51,25 +47,25 @@ def built(name: str, dims: int, more: Node, conv: str = "none", **keys: bool) ->
     node = OmegaConf.merge(
         options, {"model": {**NETWORKS[name][0], **more}, "conv": keys, "derived": asdict(values)}
     )
-    plain: Any = OmegaConf.to_container(node, resolve=True)
+    plain = OmegaConf.to_container(node, resolve=True)
     torch.manual_seed(0)
     return build_network(plain["model"], plain["conv"], values), torch.randn(2, 1, *patch)
 
 
-def gradients(network: nn.Module, image: Tensor) -> list[Any]:
+def gradients(network, image):
     torch.manual_seed(1)  # of dropout
     LOSS.spatial_dims = image.ndim - 2
     LOSS(network.train()(image), (image > 1).long()).backward()
     return [p.grad for p in network.parameters()]
 
 
-def as_one(parts: list[Any]) -> Tensor:
+def as_one(parts):
     return torch.cat([part.flatten() for part in parts])
 
 
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_head_is_trained_and_the_finest_is_what_validation_sees(name: str, dims: int) -> None:
+def test_every_head_is_trained_and_the_finest_is_what_validation_sees(name, dims):
     _, with_heads, number = NETWORKS[name]
     network, image = built(name, dims, with_heads)
     outputs = heads(network.train()(image), dims)
@@ -86,7 +82,7 @@ def test_every_head_is_trained_and_the_finest_is_what_validation_sees(name: str,
 
 @pytest.mark.parametrize("mode", ["none", "blocks", "pointwise"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_switches_change_no_gradient(name: str, mode: str) -> None:
+def test_switches_change_no_gradient(name, mode):
     network, image = built(name, 2, NETWORKS[name][1])
     switched, _ = built(name, 2, NETWORKS[name][1])
     apply_switches(switched, channels_last=True, fast_norm=True, activation_checkpointing=mode)
@@ -95,7 +91,7 @@ def test_switches_change_no_gradient(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mednext", "segresnet_ds", "swinunetr", "resenc"])
-def test_a_prior_replaces_their_convolutions_and_folds_away(name: str) -> None:
+def test_a_prior_replaces_their_convolutions_and_folds_away(name):
     network, image = built(name, 2, {}, "smooth", throughout=True)
     assert sum("parametrizations" in key for key in network.state_dict()) >= 10
     plain = fold_convs(network.eval())
@@ -104,7 +100,7 @@ def test_a_prior_replaces_their_convolutions_and_folds_away(name: str) -> None:
         torch.testing.assert_close(plain(image), network(image), rtol=1e-4, atol=1e-4)
 
 
-def test_dropout_of_vnet_drops_channels_in_2d() -> None:
+def test_dropout_of_vnet_drops_channels_in_2d():
     network, _ = built("vnet", 2, {"dropout_prob_up": [0.9, 0.9]})
     drop = network.train().get_submodule("up_tr256.dropout2")
     kept = drop(torch.ones(4, 64, 2, 2)).flatten(2)

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from medconv.convs import basis, plain, smooth, swap_convs
 from medconv.models import UNet
@@ -19,7 +18,7 @@ CONVS = {"none": plain, "basis": basis, "smooth": partial(smooth, throughout=Tru
 @pytest.mark.parametrize(
     ("conv", "dims", "supervised"), [("none", 3, True), ("smooth", 2, True), ("basis", 3, False)]
 )
-def test_a_step_is_one_graph(conv: str, dims: int, supervised: bool) -> None:
+def test_a_step_is_one_graph(conv, dims, supervised):
     """`fullgraph` is an error at a break; loss and gradients are those of the plain step."""
     torch.manual_seed(0)
     network = UNet(dims, 1, 3, (4, 6, 8, 8), (2, 2, 2))
@@ -30,11 +29,10 @@ def test_a_step_is_one_graph(conv: str, dims: int, supervised: bool) -> None:
     loss = FittedLoss(DiceCrossEntropy(), targets, dims)
     image, label = torch.randn(2, 1, *[16] * dims), torch.randint(3, (2, 1, *[16] * dims))
 
-    def step(image: Tensor, label: Tensor) -> Tensor:
-        result: Tensor = loss(heads(network, image) if heads else network(image), label)
-        return result
+    def step(image, label):
+        return loss(heads(network, image) if heads else network(image), label)
 
-    parts: list[nn.Module] = [network, *([heads] if heads else [])]
+    parts = [network, *([heads] if heads else [])]
     parameters = [p for part in parts for p in part.parameters()]
     label = targets.encode(label)
     expected = step(image, label)

@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from helpers import tiny
-from helpers.exports import Exported
 from helpers.waiting import PATIENCE_S
 
 # Third-party packages choose their way by the system's name, which stays; they are imported first.
@@ -37,7 +35,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def run(*commands: list[str]) -> subprocess.CompletedProcess[str]:
+def run(*commands):
     """Commands of `medconv`, one after the other in one process."""
     command = [sys.executable, "-c", WITHOUT_LINUX, json.dumps(commands)]
     environment = {**os.environ, "PYTHONPATH": str(tiny.ROOT)}
@@ -46,9 +44,7 @@ def run(*commands: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_prediction_and_evaluation_need_nothing_that_only_linux_has(
-    exported: Exported, dataset: Path, tmp_path: Path
-) -> None:
+def test_prediction_and_evaluation_need_nothing_that_only_linux_has(exported, dataset, tmp_path):
     output, scores = tmp_path / "predictions", tmp_path / "metrics.json"
     predict = ["predict", "--checkpoint", str(exported.checkpoint), "--input", str(dataset / "imagesTr")]
     evaluate = ["evaluate", "--predictions", str(output), "--references", str(dataset / "labelsTr")]

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from helpers import tiny
 
 
 @pytest.fixture(scope="module")
-def lab(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lab(dataset, tmp_path_factory):
     """scans/CASE_t1.nii.gz and masks/CASE_seg.nii.gz."""
     folder = tmp_path_factory.mktemp("lab")
     for source, name, ending in (("imagesTr", "scans", "t1"), ("labelsTr", "masks", "seg")):
@@ -20,9 +19,7 @@ def lab(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_cases_keep_the_ids_of_the_pattern_from_training_to_the_report(
-    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cases_keep_the_ids_of_the_pattern_from_training_to_the_report(lab, tmp_path, monkeypatch, capsys):
     own = ["data=folder", f"data.images={lab}/scans/*_t1.nii.gz", f"data.labels={lab}/masks/*_seg.nii.gz"]
     tiny.train(lab, tmp_path / "run", *own)
     output = tmp_path / "predictions"

@@ -1,7 +1,6 @@
 """What is planned reaches a run's config, log and folder, and stays there on another machine."""
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,14 +14,14 @@ PLANNED = ["data.batch_size=null", "trainer.max_steps=2", "data.samples_per_epoc
 
 
 @pytest.fixture
-def done(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Path:
+def done(dataset, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="medconv")
     tiny.train(dataset, tmp_path / "run", *PLANNED)
     assert "budget: the most medconv uses on a CPU (" in " ".join(caplog.text.split())
     return tmp_path / "run"
 
 
-def test_a_plan_stays_with_its_run(done: Path, dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plan_stays_with_its_run(done, dataset, caplog):
     """The memory that was measured is recorded, so that a machine with another amount neither refuses nor
     replans.
     """
@@ -53,7 +52,7 @@ def test_a_plan_stays_with_its_run(done: Path, dataset: Path, caplog: pytest.Log
         tiny.train(dataset, done, *PLANNED, "plan.memory_gb=3")
 
 
-def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done: Path, tmp_path: Path) -> None:
+def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done, tmp_path):
     path = tmp_path / "other.ckpt"
     content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
     content["medconv"]["config"]["derived"]["memory_gb"] = 0.75

@@ -10,11 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -31,7 +28,7 @@ WHOLE = "[!.]*.nii.gz"  # and not what is being written
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def flags(tmp_path_factory):
     """Of a command that takes 0.1 s a case: long enough for the slow tests to interrupt it."""
     home = tmp_path_factory.mktemp("processes")
     images, checkpoint = members.train(home)
@@ -47,7 +44,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def serial(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def serial(flags, tmp_path_factory):
     output = tmp_path_factory.mktemp("serial") / "out"
     code, messages = start(flags, output).wait()
     assert code == 0, messages
@@ -55,15 +52,15 @@ def serial(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def start(flags: list[str], output: Path) -> Forked:
+def start(flags, output):
     return Forked(*flags, "--output", str(output), cwd=output.parent, command="predict")
 
 
-def wait_for(number: int, output: Path) -> None:
+def wait_for(number, output):
     until(lambda: len(list(output.glob(WHOLE))) >= number, pause=0.005)
 
 
-def assert_same(output: Path, serial: Path) -> None:
+def assert_same(output, serial):
     assert {p.name for p in output.iterdir()} == {p.name for p in serial.iterdir()}
     for path in serial.glob("*.nii.gz"):
         image, expected = nib.load(output / path.name), nib.load(path)
@@ -72,15 +69,15 @@ def assert_same(output: Path, serial: Path) -> None:
 
 
 @contextmanager
-def signalled(owner: Any, name: str, number: int, at: int = 1) -> Iterator[None]:
+def signalled(owner, name, number, at=1):
     """A process that is started inside sends itself a signal before it calls a function for the n-th time.
 
     Args: at: which call.
     """
-    function: Callable[..., Any] = getattr(owner, name)
+    function = getattr(owner, name)
     calls = count(1)
 
-    def signals(*arguments: Any) -> Any:
+    def signals(*arguments):
         if next(calls) == at:
             os.kill(os.getpid(), number)
         return function(*arguments)
@@ -90,7 +87,7 @@ def signalled(owner: Any, name: str, number: int, at: int = 1) -> Iterator[None]
         yield
 
 
-def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) -> None:
+def test_killed_and_continued(flags, serial, tmp_path):
     output = tmp_path / "out"
     with signalled(OutputDir, "write", signal.SIGKILL, at=3):
         process = start(flags, output)
@@ -104,7 +101,7 @@ def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) ->
     assert_same(output, serial)
 
 
-def test_killed_while_it_writes_probabilities(flags: list[str], tmp_path: Path) -> None:
+def test_killed_while_it_writes_probabilities(flags, tmp_path):
     """A case whose probabilities are half written has no label map, so it is done again."""
     output = tmp_path / "out"
     with_probabilities = [*flags, "--save-probabilities"]
@@ -128,7 +125,7 @@ def test_killed_while_it_writes_probabilities(flags: list[str], tmp_path: Path) 
     assert len(list((output / "probabilities").iterdir())) == NUMBER
 
 
-def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: Path) -> None:
+def test_three_processes_share_a_list(flags, serial, tmp_path):
     processes = [start(flags, tmp_path / "out") for _ in range(3)]
     ended = [process.wait() for process in processes]
     assert [code for code, _ in ended] == [0, 0, 0], ended
@@ -137,7 +134,7 @@ def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: 
     assert len(json.loads((tmp_path / "out/prediction.json").read_text())["cases"]) == NUMBER
 
 
-def test_stopped(flags: list[str], tmp_path: Path) -> None:
+def test_stopped(flags, tmp_path):
     output = tmp_path / "out"
     with signalled(OutputDir, "write", signal.SIGTERM, at=2):
         process = start(flags, output)
@@ -153,7 +150,7 @@ def test_stopped(flags: list[str], tmp_path: Path) -> None:
     assert all(np.asarray(nib.load(path).dataobj).shape == (32, 36, 24) for path in predictions)
 
 
-def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
+def test_a_full_disk(flags, serial, tmp_path):
     """A real one: no room for the probabilities of all; what was written stays."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
@@ -187,7 +184,7 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
         )
 
 
-def array_task(number: int, flags: list[str], output: Path) -> subprocess.Popen[str]:
+def array_task(number, flags, output):
     """As Slurm starts a task of scripts/slurm/predict.sbatch; `scontrol` notes what it is asked for, `srun` its step."""
     tools = output.parent / "bin"
     tools.mkdir(exist_ok=True)
@@ -212,9 +209,7 @@ def array_task(number: int, flags: list[str], output: Path) -> subprocess.Popen[
 
 
 @pytest.mark.slow
-def test_a_task_of_an_array_is_killed_and_started_again(
-    flags: list[str], serial: Path, tmp_path: Path
-) -> None:
+def test_a_task_of_an_array_is_killed_and_started_again(flags, serial, tmp_path):
     output = tmp_path / "out"
     first = array_task(0, flags, output)
     second = array_task(1, flags, output)
@@ -228,7 +223,7 @@ def test_a_task_of_an_array_is_killed_and_started_again(
 
 
 @pytest.mark.slow
-def test_a_task_whose_time_is_up_goes_back_into_the_queue(flags: list[str], tmp_path: Path) -> None:
+def test_a_task_whose_time_is_up_goes_back_into_the_queue(flags, tmp_path):
     output = tmp_path / "out"
     task = array_task(3, [*flags, "--workers", "1"], output)
     wait_for(1, output)

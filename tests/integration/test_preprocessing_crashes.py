@@ -1,7 +1,5 @@
 """Preprocessing that is killed, runs out of disk space, or runs in several processes at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -11,11 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Barrier
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.stores import assert_complete, before_each_file, rewritten, times
@@ -23,12 +16,10 @@ from helpers.tiny import ROOT
 from helpers.volumes import preprocessing_config, write_msd
 from helpers.waiting import PATIENCE_S
 
-from medconv.data.case import Case, Dataset
 from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing import dataset_cache
-from medconv.data.preprocessing.check import CheckResult
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.store import Store
 
 FORK = multiprocessing.get_context("fork")
 FULL = (
@@ -49,7 +40,7 @@ except ValueError as error:
 """
 
 
-def error_of(call: str, root: Path, launcher: tuple[str, ...]) -> str:
+def error_of(call, root, launcher):
     """The error of a call in a new process."""
     code = CODE.format(tests=str(ROOT / "tests"), call=call)
     done = subprocess.run(
@@ -64,11 +55,11 @@ def error_of(call: str, root: Path, launcher: tuple[str, ...]) -> str:
     return done.stdout
 
 
-def prepare_call(root: Path, cache: Path) -> str:
+def prepare_call(root, cache):
     return f"fill_store(msd({str(root)!r}), preprocessing_config(), Path({str(cache)!r}), 1)"
 
 
-def _limited(size: int, call: Callable[[], object], answers: Queue[str]) -> None:
+def _limited(size, call, answers):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
@@ -77,40 +68,40 @@ def _limited(size: int, call: Callable[[], object], answers: Queue[str]) -> None
         answers.put(str(error))
 
 
-def error_of_limited(size: int, call: Callable[[], object]) -> str:
+def error_of_limited(size, call):
     """The error of a call in a fork of this process whose files may have so many bytes."""
     answers = FORK.Queue()
     process = FORK.Process(target=_limited, args=(size, call, answers))
     process.start()
-    error: str = answers.get(timeout=PATIENCE_S)
+    error = answers.get(timeout=PATIENCE_S)
     process.join(timeout=PATIENCE_S)
     return error
 
 
-def stores(cache: Path) -> list[Store]:
+def stores(cache):
     return [Store(path) for path in cache.iterdir() if path.is_dir()]
 
 
-def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answers: Queue[Any]) -> None:
+def _prepare_and_report(root, cache, log, start, answers):
     """In a process of its own; writes each check and each case to a log that all processes share."""
 
-    def note(line: str) -> None:
+    def note(line):
         with log.open("a") as file:
             file.write(line + "\n")
 
     real_check, real_write = dataset_cache.check, Store.write
 
-    def slow_check(dataset: Dataset, workers: int, skip: bool, examine_case: Any) -> CheckResult:
+    def slow_check(dataset, workers, skip, examine_case):
         note("check")
         time.sleep(0.1)
         return real_check(dataset, workers, skip, examine_case)
 
-    def slow_write(self: Store, case: Case, entry: Entry, sources: Any) -> None:
+    def slow_write(self, case, entry, sources):
         note(case.id)
         time.sleep(0.1)
         real_write(self, case, entry, sources)
 
-    dataset_cache.check, Store.write = slow_check, slow_write  # type: ignore[assignment,method-assign]
+    dataset_cache.check, Store.write = slow_check, slow_write
     dataset = msd(root)
     start.wait(timeout=PATIENCE_S)
     measured = cached_fingerprint(dataset, cache, 1)
@@ -119,9 +110,7 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answ
 
 
 @pytest.mark.parametrize("are_ranks", [False, True])
-def test_concurrent_processes_do_the_work_once(
-    are_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_processes_do_the_work_once(are_ranks, tmp_path, monkeypatch):
     """Processes of one run take turns on a machine, others share the cases."""
     if are_ranks:
         monkeypatch.setenv("LOCAL_RANK", "0")
@@ -143,14 +132,14 @@ def test_concurrent_processes_do_the_work_once(
     assert_complete(store, msd(tmp_path / "data"))
 
 
-def _prepare_until(root: Path, cache: Path, fatal: str) -> None:
+def _prepare_until(root, cache, fatal):
     """Dies by SIGKILL before the file `fatal` is in place."""
     with before_each_file(lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.name == fatal else None):
         fill_store(msd(root), preprocessing_config(), cache, 1)
 
 
 @pytest.mark.parametrize("fatal", ["case_1.json", "case_1.label.npy", "case_2.image.npy"])
-def test_a_killed_preparation_is_resumed(tmp_path: Path, fatal: str) -> None:
+def test_a_killed_preparation_is_resumed(tmp_path, fatal):
     root, cache = write_msd(tmp_path / "data"), tmp_path / "cache"
     process = FORK.Process(target=_prepare_until, args=(root, cache, fatal))
     process.start()
@@ -167,7 +156,7 @@ def test_a_killed_preparation_is_resumed(tmp_path: Path, fatal: str) -> None:
     assert_complete(store, dataset)
 
 
-def test_a_full_disk_is_named_and_the_next_start_resumes(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_next_start_resumes(tmp_path):
     """A disk of 4 MB holds three cases of 1.25 MB each; then its files are copied to a larger one."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
@@ -189,7 +178,7 @@ def test_a_full_disk_is_named_and_the_next_start_resumes(tmp_path: Path) -> None
     assert_complete(store, msd(root))
 
 
-def test_a_file_size_limit_is_named(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_named(tmp_path):
     root, cache = write_msd(tmp_path / "data", 2, shape=(64, 64, 64)), tmp_path / "cache"
     error = error_of_limited(500_000, lambda: fill_store(msd(root), preprocessing_config(), cache, 1))
     assert re.match(FULL.format(reason="File too large"), error), error
@@ -198,7 +187,7 @@ def test_a_file_size_limit_is_named(tmp_path: Path) -> None:
     assert_complete(store, msd(root))
 
 
-def test_no_room_for_the_fingerprint_is_named(tmp_path: Path) -> None:
+def test_no_room_for_the_fingerprint_is_named(tmp_path):
     root, cache = write_msd(tmp_path / "data", 2), tmp_path / "cache"
     error = error_of_limited(100, lambda: cached_fingerprint(msd(root), cache, 1))
     assert error == f"cache_dir: cannot write to {cache} (File too large)"

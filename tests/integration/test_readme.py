@@ -6,10 +6,7 @@ slow, runs them.
 
 import json
 import sys
-from collections.abc import Sequence
 from importlib import invalidate_caches
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import pages, tiny
@@ -26,7 +23,7 @@ SHELL = [(page, text) for page in PAGES for text in pages.runnable(page, "bash")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A folder with the data that the commands name, and one for each page, in which its commands run."""
     path = tmp_path_factory.mktemp("readme")
     pages.write_data(path)
@@ -36,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page, text", SHELL, ids=[f"{page}:{text.splitlines()[0]}" for page, text in SHELL])
-def test_commands_run(home: Path, monkeypatch: pytest.MonkeyPatch, page: str, text: str) -> None:
+def test_commands_run(home, monkeypatch, page, text):
     monkeypatch.chdir(home / page)
     for program, *words in pages.commands(pages.with_tiny_data(text, home)):
         assert program == "medconv"
@@ -44,11 +41,11 @@ def test_commands_run(home: Path, monkeypatch: pytest.MonkeyPatch, page: str, te
 
 
 @pytest.fixture
-def smaller_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def smaller_runs(monkeypatch):
     """Configs that Python composes are those of `smaller`."""
     compose = api.compose
 
-    def compose_smaller(overrides: Sequence[str] = (), *, config_dir: Any = None, **values: Any) -> Any:
+    def compose_smaller(overrides=(), *, config_dir=None, **values):
         words = [*overrides, *(as_override(name, value) for name, value in values.items())]
         size = [96, 96] if "data.root=phantom" in words else [16, 16, 16]
         small = [*words, *pages.TRAINING, f"data.patch_size={size}".replace(" ", "")]
@@ -61,15 +58,15 @@ def smaller_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("smaller_runs")
 @pytest.mark.parametrize("page", PAGES)
-def test_python_runs(home: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+def test_python_runs(home, monkeypatch, page):
     """The blocks of a page in turn, with the variables of those before."""
     monkeypatch.chdir(home / page)
-    names: dict[str, Any] = {}
+    names = {}
     for text in pages.runnable(page, "python"):
         exec(compile(pages.with_tiny_data(text, home), page, "exec"), names)
 
 
-def medconv_commands(page: str) -> list[list[str]]:
+def medconv_commands(page):
     """The arguments of each `medconv` and `python -m medconv.cli` of a page, whatever starts it."""
     found = []
     for _, _, language, text in pages.blocks(page):
@@ -80,7 +77,7 @@ def medconv_commands(page: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in pages.OTHER if medconv_commands(page)])
-def test_commands_of_other_pages_are_valid(page: str) -> None:
+def test_commands_of_other_pages_are_valid(page):
     for name, *words in medconv_commands(page):
         parser = doors.load(main.commands()[name][1]).parser()
         options = parser.parse_args(words)
@@ -90,25 +87,25 @@ def test_commands_of_other_pages_are_valid(page: str) -> None:
             assert composer.sweep_settings if composer.is_sweep else composer.configs(), words
 
 
-def test_no_page_needs_a_checkout_to_train() -> None:
+def test_no_page_needs_a_checkout_to_train():
     """An installed user has `medconv`, and no train.py."""
     for page in [*PAGES, *pages.OTHER]:
         for _, _, language, text in pages.blocks(page):
             assert language != "bash" or "train.py" not in text, page
 
 
-def test_other_languages_say_why_they_do_not_run() -> None:
+def test_other_languages_say_why_they_do_not_run():
     found = [block for page in PAGES for block in pages.blocks(page)]
     assert {block.language for block in found if not block.reason} <= {"bash", "python"}
 
 
-def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def run_notebook(name, folder, monkeypatch):
     """Its cells in turn, in this process; lines that begin with `!` are commands. Returns: its variables."""
     cells = json.loads((tiny.ROOT / "docs/notebooks" / name).read_text())["cells"]
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)  # as in a notebook's own process
     pyplot.switch_backend("agg")
-    names: dict[str, Any] = {}
+    names = {}
     for text in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
         first, _, rest = text.partition("\n")
         if text.startswith("!"):
@@ -124,7 +121,7 @@ def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> di
 
 
 @pytest.mark.usefixtures("smaller_runs")
-def test_the_first_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_notebook_runs(tmp_path, monkeypatch):
     names = run_notebook("first_segmentation.ipynb", tmp_path, monkeypatch)
     assert len(names["points"]) == 1 and 0 <= names["points"][0][1] <= 1  # the last curve: one validation
     assert "large_organ" in names["scores"].per_class
@@ -132,7 +129,7 @@ def test_the_first_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("smaller_runs")
-def test_the_notebook_of_a_convolution_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_of_a_convolution_runs(tmp_path, monkeypatch):
     for module in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         monkeypatch.delitem(sys.modules, module)
     names = run_notebook("own_convolution.ipynb", tmp_path, monkeypatch)

@@ -3,20 +3,16 @@
 In place of the training, a script in bash does what its signals ask for, so that a job begins at once.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers import slurm_cluster, tiny
-from helpers.slurm_cluster import Cluster
 from helpers.waiting import PATIENCE_S, until
 
 from medconv.features.sweeps import array_script
@@ -44,7 +40,7 @@ while true; do sleep 0.2; done
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     with (
         tempfile.TemporaryDirectory(prefix="slurm") as folder,
         slurm_cluster.running(Path(folder)) as started,
@@ -53,7 +49,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path, cluster, monkeypatch):
     """The folder that jobs run in; none of them is left."""
     monkeypatch.chdir(tmp_path)
     payload = tmp_path / "payload"
@@ -64,13 +60,13 @@ def home(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
     gone(cluster)
 
 
-def plan(home: Path, *kinds: str) -> None:
+def plan(home, *kinds):
     (home / "plan").mkdir()
     for index, kind in enumerate(kinds):
         (home / f"plan/{index}").write_text(kind)
 
 
-def sweep(cluster: Cluster, home: Path, *kinds: str, **launcher: str) -> str:
+def sweep(cluster, home, *kinds, **launcher):
     """Submit the batch script of a sweep with the payload in the place of Python. Returns: the array's number.
 
     A node holds one of its tasks, so that preempting one leaves its neighbour alone.
@@ -86,46 +82,44 @@ def sweep(cluster: Cluster, home: Path, *kinds: str, **launcher: str) -> str:
     return submitted(cluster, script, home=home)
 
 
-def codes(home: Path) -> list[str]:
+def codes(home):
     """By task: the exit code in its folder; empty: there is none."""
     folders = re.findall(r"^ *\d+\) folder=(\S+)", (home / "sweep.sh").read_text(), re.MULTILINE)
     files = [Path(folder, "exit_code") for folder in folders]
     return [file.read_text().strip() if file.exists() else "" for file in files]
 
 
-def submitted(cluster: Cluster, script: Path, *options: str, home: Path, **variables: str) -> str:
+def submitted(cluster, script, *options, home, **variables):
     """Its job's number."""
     words = ("sbatch", "--parsable", f"--chdir={home}", *options, str(script))
     return cluster.run(*words, cwd=home, **variables).strip()
 
 
-def lines(file: Path) -> list[str]:
+def lines(file):
     return sorted(file.read_text().split("\n")[:-1]) if file.exists() else []
 
 
-def ready(home: Path, *names: str) -> None:
+def ready(home, *names):
     until(lambda: set(names) <= set(lines(home / "ready")))
 
 
-def node_of(cluster: Cluster, job: str) -> str:
+def node_of(cluster, job):
     return cluster.run("squeue", "-h", "-o", "%N", "-j", job).strip()
 
 
-def preempt(cluster: Cluster, job: str) -> None:
+def preempt(cluster, job):
     """A job of more priority takes the node of another one."""
     node = node_of(cluster, job)
     words = ("sbatch", "-p", "high", "-w", node, "-c", "4", "-o", "/dev/null", "--wrap", "sleep 1")
     cluster.run(*words)
 
 
-def gone(cluster: Cluster) -> None:
+def gone(cluster):
     until(lambda: not cluster.run("squeue", "-h"), pause=0.3)
 
 
 @pytest.mark.parametrize("kind", ["train", "import"])
-def test_the_last_task_of_an_array_is_preempted_and_requeued_alone(
-    cluster: Cluster, home: Path, kind: str
-) -> None:
+def test_the_last_task_of_an_array_is_preempted_and_requeued_alone(cluster, home, kind):
     """Its job has the array's number, by which Slurm would requeue all tasks, those that have ended too."""
     array = sweep(cluster, home, "end", "train", kind)
     ready(home, "1.0", "2.0")
@@ -134,7 +128,7 @@ def test_the_last_task_of_an_array_is_preempted_and_requeued_alone(
     assert lines(home / "starts") == ["0.0 0", "1.0 0", "2.0 0", "2.0 1"]
 
 
-def test_two_tasks_are_preempted_at_once(cluster: Cluster, home: Path) -> None:
+def test_two_tasks_are_preempted_at_once(cluster, home):
     array = sweep(cluster, home, "train", "train")
     ready(home, "0.0", "1.0")
     preempt(cluster, f"{array}_0")
@@ -145,7 +139,7 @@ def test_two_tasks_are_preempted_at_once(cluster: Cluster, home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "import"])
-def test_a_cancelled_array_is_not_requeued(cluster: Cluster, home: Path, kind: str) -> None:
+def test_a_cancelled_array_is_not_requeued(cluster, home, kind):
     array = sweep(cluster, home, kind, kind)
     ready(home, "0.0", "1.0")
     cluster.run("scancel", array)
@@ -154,9 +148,7 @@ def test_a_cancelled_array_is_not_requeued(cluster: Cluster, home: Path, kind: s
     assert codes(home) == ["", ""]
 
 
-def test_a_job_is_told_before_its_time_is_up_and_ended_if_it_does_not_stop(
-    cluster: Cluster, home: Path
-) -> None:
+def test_a_job_is_told_before_its_time_is_up_and_ended_if_it_does_not_stop(cluster, home):
     """SIGUSR1 comes 180 s before the limit, so at once; the other job's limit is over already."""
     array = sweep(cluster, home, "train", "deaf", time="00:03:00")
     ready(home, "1.0")
@@ -166,7 +158,7 @@ def test_a_job_is_told_before_its_time_is_up_and_ended_if_it_does_not_stop(
     assert codes(home) == ["0", ""]
 
 
-def test_a_node_that_fails_gives_its_job_back(cluster: Cluster, home: Path) -> None:
+def test_a_node_that_fails_gives_its_job_back(cluster, home):
     array = sweep(cluster, home, "train")
     ready(home, "0.0")
     node = node_of(cluster, f"{array}_0")
@@ -179,20 +171,20 @@ def test_a_node_that_fails_gives_its_job_back(cluster: Cluster, home: Path) -> N
     assert codes(home) == ["0"]
 
 
-def train_sbatch(cluster: Cluster, home: Path, *options: str) -> str:
+def train_sbatch(cluster, home, *options):
     small = ("--gpus-per-node=0", "--ntasks-per-node=1", "--cpus-per-task=4")
     script = tiny.ROOT / "scripts/slurm/train.sbatch"
     return submitted(cluster, script, *small, *options, home=home, PYTHON=str(home / "payload"))
 
 
-def test_a_run_on_two_nodes_is_told_before_its_time_is_up(cluster: Cluster, home: Path) -> None:
+def test_a_run_on_two_nodes_is_told_before_its_time_is_up(cluster, home):
     plan(home, "train")
     train_sbatch(cluster, home, "--nodes=2", "--time=00:03:00")
     gone(cluster)
     assert lines(home / "starts") == ["0.0 0", "0.0 1", "0.1 0", "0.1 1"]
 
 
-def test_train_sbatch_as_an_array_requeues_one_task(cluster: Cluster, home: Path) -> None:
+def test_train_sbatch_as_an_array_requeues_one_task(cluster, home):
     plan(home, "end", "train", "train")
     array = train_sbatch(cluster, home, "--array=0-2")
     ready(home, "1.0", "2.0")
@@ -201,7 +193,7 @@ def test_train_sbatch_as_an_array_requeues_one_task(cluster: Cluster, home: Path
     assert lines(home / "starts") == ["0.0 0", "1.0 0", "2.0 0", "2.0 1"]
 
 
-def test_predict_sbatch_requeues_one_task(cluster: Cluster, home: Path) -> None:
+def test_predict_sbatch_requeues_one_task(cluster, home):
     plan(home, "end", "train")
     script = tiny.ROOT / "scripts/slurm/predict.sbatch"
     small = ("--gpus=0", "--cpus-per-task=4", "--array=0-1")
@@ -212,7 +204,7 @@ def test_predict_sbatch_requeues_one_task(cluster: Cluster, home: Path) -> None:
     assert lines(home / "starts") == ["0.0 0", "1.0 0", "1.0 1"]
 
 
-def sweep_command(cluster: Cluster, folder: Path, *words: str) -> subprocess.Popen[str]:
+def sweep_command(cluster, folder, *words):
     variables = {"PYTHONPATH": tiny.PYTHONPATH, "SLURM_CONF": str(cluster.folder / "slurm.conf")}
     launcher = ("hydra/launcher=slurm", "hydra.launcher.poll_seconds=1", "run.name=real")
     return subprocess.Popen(
@@ -225,12 +217,12 @@ def sweep_command(cluster: Cluster, folder: Path, *words: str) -> subprocess.Pop
     )
 
 
-def table(folder: Path) -> list[dict[str, str]]:
+def table(folder):
     with (folder / "runs/real/sweep.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_a_search_by_optuna_trains_on_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_search_by_optuna_trains_on_it(cluster, tmp_path):
     """Two trials at once."""
     dataset = tiny.write_dataset(tmp_path / "data")
     search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2")
@@ -242,7 +234,7 @@ def test_a_search_by_optuna_trains_on_it(cluster: Cluster, tmp_path: Path) -> No
     assert [row["status"] for row in table(tmp_path)] == ["done", "done"]
 
 
-def test_a_job_that_is_cancelled_leaves_the_result_of_another(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_is_cancelled_leaves_the_result_of_another(cluster, tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data")
     words = tiny.overrides(dataset, "logger=none", "seed=0,1")
     sweep_process = sweep_command(cluster, tmp_path, *words, "hydra.launcher.at_once=1")
@@ -262,7 +254,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize("override", NEVER)
-def test_an_array_that_can_never_start_says_so(cluster: Cluster, tmp_path: Path, override: str) -> None:
+def test_an_array_that_can_never_start_says_so(cluster, tmp_path, override):
     sweep_process = sweep_command(cluster, tmp_path, "seed=0,1", override)
     assert sweep_process.stdout is not None
     # other reasons may come first, while the nodes of the cluster report
@@ -281,9 +273,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("overrides", "reason"), REFUSED)
-def test_an_array_that_slurm_refuses_is_one_line(
-    cluster: Cluster, tmp_path: Path, overrides: list[str], reason: str
-) -> None:
+def test_an_array_that_slurm_refuses_is_one_line(cluster, tmp_path, overrides, reason):
     refused = sweep_command(cluster, tmp_path, "seed=0,1", *overrides)
     _, errors = refused.communicate(timeout=PATIENCE_S)
     assert refused.returncode == 1

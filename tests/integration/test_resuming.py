@@ -24,13 +24,13 @@ from medconv.utils.exit_codes import INTERRUPTED, PREEMPTED
 
 
 @pytest.fixture(scope="module")
-def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     train(dataset, folder, STEPS)
     return folder
 
 
-def test_a_run_that_was_killed_ends_as_one_that_was_not(dataset: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_ends_as_one_that_was_not(dataset, whole, tmp_path):
     assert train(dataset, tmp_path / "run", STEPS, kills=2) == 2
     assert_the_same_run(whole, tmp_path / "run")
 
@@ -63,7 +63,7 @@ MANY = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", MANY)
-def test_runs_that_were_killed_often(dataset: Path, tmp_path: Path, how: str) -> None:
+def test_runs_that_were_killed_often(dataset, tmp_path, how):
     """Ten configurations, killed ten times each, in training, validation, writing, or starting."""
     settings = [*STEPS, "trainer.max_steps=60", *MANY[how]]
     train(dataset, tmp_path / "whole", settings)
@@ -92,9 +92,7 @@ class KilledOnce(Callback):
 @pytest.mark.parametrize(
     "hook", [pytest.param("on_train_batch_start", marks=pytest.mark.slow), "on_train_end"]
 )
-def test_what_is_logged_before_or_after_all_steps_is_logged_once(
-    dataset: Path, whole: Path, tmp_path: Path, hook: str
-) -> None:
+def test_what_is_logged_before_or_after_all_steps_is_logged_once(dataset, whole, tmp_path, hook):
     """Kernels before the first step, of which there is a checkpoint, and pictures of the worst cases."""
     settings = [
         *STEPS,
@@ -111,7 +109,7 @@ def test_what_is_logged_before_or_after_all_steps_is_logged_once(
     assert sum(tag.startswith("images/worst/") for tag in resuming.events(whole)) == 3
 
 
-def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: Path) -> None:
+def test_told_to_stop_while_it_validates(dataset, whole, tmp_path):
     """By Slurm. The last validation, of the last step, is given up and done after the restart; the job is
     put back.
     """
@@ -134,9 +132,7 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
     assert_the_same_run(whole, folder)
 
 
-def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(
-    dataset: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(dataset, whole, tmp_path):
     folder = tmp_path / "run"
     settings = [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.signal=SIGINT"]
     once = start(dataset, folder, [*settings, "+callbacks.beat.at=t3"])
@@ -154,7 +150,7 @@ def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(
     assert_the_same_run(whole, folder)
 
 
-def test_workers_outlive_a_killed_run_by_seconds(dataset: Path, tmp_path: Path) -> None:
+def test_workers_outlive_a_killed_run_by_seconds(dataset, tmp_path):
     process = start(dataset, tmp_path / "run", [*STEPS, "trainer.max_steps=100000"])
     wait_for(process, tmp_path / "run", 1)
     workers = [
@@ -177,13 +173,13 @@ class Hanging(Augment):
         return super().__call__(batch)
 
 
-def hanging(file: str, **settings: Any) -> Hanging:
+def hanging(file, **settings):
     augment = Hanging(**settings)
     augment.file = file
     return augment
 
 
-def test_a_signal_ends_a_run_whose_worker_hangs(dataset: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_a_run_whose_worker_hangs(dataset, whole, tmp_path):
     folder = tmp_path / "run"
     blocker = tmp_path / "blocker"
     blocker.touch()
@@ -214,7 +210,7 @@ class Stopped(Callback):
         Path(self.path).touch()
 
 
-def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path: Path) -> None:
+def test_a_signal_before_the_first_batch_is_not_put_off(dataset, tmp_path):
     """As a run waits for other machines, workers or a compiler, and looks at no note."""
     settings = [
         "+callbacks.stopped._target_=tests.integration.test_resuming.Stopped",

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -17,14 +16,14 @@ REGIONS = ["data.regions={both:[box,hole],hole:[hole]}", "data.regions_order=[1,
 LEARNING = ["trainer.max_steps=60", "data.samples_per_epoch=60", "optimizer.lr=2e-2"]
 
 
-def last_row(folder: Path) -> dict[str, float]:
+def last_row(folder):
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("val/dice")]
     return {key: float(value) for key, value in rows[-1].items() if value}
 
 
 @pytest.fixture(scope="module")
-def scribbles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scribbles(tmp_path_factory):
     """Of each case nothing is known (255) but a few slices; and what is wrong lies where nothing is known."""
     root = tiny.write_dataset(tmp_path_factory.mktemp("data") / "scribbles")
     for path in (root / "labelsTr").glob("*.nii.gz"):
@@ -36,15 +35,13 @@ def scribbles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_regions(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_regions(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "regions"
     tiny.train(dataset, folder, *REGIONS, *LEARNING)
     return folder
 
 
-def test_regions_are_learned_and_predicted(
-    of_regions: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regions_are_learned_and_predicted(of_regions, dataset, tmp_path, monkeypatch):
     summary = json.loads((of_regions / "summary.json").read_text())
     assert set(summary["val/dice_per_class"]) == {"both", "hole"}
     assert summary["val/dice_per_class"]["both"] > 0.4
@@ -61,7 +58,7 @@ def test_regions_are_learned_and_predicted(
     assert set(np.unique(label)) <= {0, 1, 2} and label.any()
 
 
-def _segmentation_losses() -> list[str]:
+def _segmentation_losses():
     """The options of `loss` that are not for other targets, without the default."""
     others = {"auto", "dice_ce", "soft_dice_ce", "bce", "cross_entropy", "huber", "l1", "mse"}
     others |= {"image_l1", "image_ssim", "heatmap", "joint"}
@@ -70,21 +67,19 @@ def _segmentation_losses() -> list[str]:
 
 @pytest.mark.parametrize("loss", _segmentation_losses())
 @pytest.mark.parametrize("which", ["regions", "ignore"])
-def test_further_losses_take_what_the_default_takes(
-    dataset: Path, scribbles: Path, tmp_path: Path, loss: str, which: str
-) -> None:
+def test_further_losses_take_what_the_default_takes(dataset, scribbles, tmp_path, loss, which):
     where, more = (dataset, REGIONS) if which == "regions" else (scribbles, ["data.ignore_label=255"])
     tiny.train(where, tmp_path / "run", f"loss={loss}", *more, "trainer.max_steps=2")
     assert np.isfinite(tiny.losses(tmp_path / "run")).all()
 
 
-def test_sparse_annotation_is_enough_to_learn_from(scribbles: Path, dataset: Path, tmp_path: Path) -> None:
+def test_sparse_annotation_is_enough_to_learn_from(scribbles, dataset, tmp_path):
     summary = tiny.train(scribbles, tmp_path / "run", "data.ignore_label=255", *LEARNING)
     assert set(summary["val/dice_per_class"]) == {"box", "hole"} and summary["val/dice"] > 0.3
     assert np.isfinite(last_row(tmp_path / "run")["val/cross_entropy"])
 
 
-def test_what_is_ignored_does_not_change_a_run(dataset: Path, scribbles: Path, tmp_path: Path) -> None:
+def test_what_is_ignored_does_not_change_a_run(dataset, scribbles, tmp_path):
     """The image there does; its label, which is not known, does not: 255 or 300 is the same."""
     other = tiny.write_dataset(tmp_path / "other")
     for path in (other / "labelsTr").glob("*.nii.gz"):
@@ -95,7 +90,7 @@ def test_what_is_ignored_does_not_change_a_run(dataset: Path, scribbles: Path, t
     assert tiny.losses(tmp_path / "one") == tiny.losses(tmp_path / "two")
 
 
-def test_a_checkpoint_of_another_task_is_named(of_regions: Path, dataset: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_task_is_named(of_regions, dataset, tmp_path):
     path = of_regions / "checkpoints/last.ckpt"
     with pytest.raises(ValueError) as error:
         tiny.train(dataset, tmp_path / "run", f"run.resume={path}")
@@ -105,9 +100,7 @@ def test_a_checkpoint_of_another_task_is_named(of_regions: Path, dataset: Path, 
     )
 
 
-def test_a_checkpoint_of_another_network_is_named_before_it_is_resumed(
-    of_regions: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_network_is_named_before_it_is_resumed(of_regions, dataset, tmp_path):
     path = of_regions / "checkpoints/last.ckpt"
     with pytest.raises(
         ValueError, match=rf"run\.resume={path}: its weights do not fit this network: network\.encoder\.0"
@@ -116,7 +109,7 @@ def test_a_checkpoint_of_another_network_is_named_before_it_is_resumed(
 
 
 @pytest.mark.parametrize("data", ["3d", "2d"])
-def test_nnunets_recipe(dataset: Path, tmp_path: Path, data: str) -> None:
+def test_nnunets_recipe(dataset, tmp_path, data):
     more = [] if data == "3d" else ["data.spatial_dims=2"]
     steps = [
         "trainer.max_steps=2",

@@ -1,10 +1,5 @@
 """One convention for single slices: a network sees the same pixels alike, in whatever format they are stored."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import nibabel as nib
 import numpy as np
 import pytest
@@ -17,7 +12,6 @@ import medconv
 from medconv import config
 from medconv.data.io.images import read_label
 from medconv.inference.load import load
-from medconv.inference.predictor import Predictor
 from medconv.training import run
 from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
@@ -28,14 +22,14 @@ SAGITTAL = (0.0, 1.0, 0.0, 0.0, 0.0, -1.0)
 _RAS_FROM_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def _pixels(number: int) -> np.ndarray:
+def _pixels(number):
     """A picture that no flip leaves alone: bright in its upper left corner. Shape: (20 rows, 24 columns)."""
     pixels = np.random.default_rng(number).normal(60, 10, (20, 24))
     pixels[2:9, 3:14] += 120
     return pixels.clip(0, 255).astype(np.uint8)
 
 
-def _trained(folder: Path, images: str, labels: str) -> Predictor:
+def _trained(folder, images, labels):
     settings = [
         "data=image_mask", f"data.images='{images}'", f"data.labels={labels}",
         f"data.cache_dir={folder / 'prepared'}", f"run.dir={folder / 'run'}", *small_runs.SMALL,
@@ -46,7 +40,7 @@ def _trained(folder: Path, images: str, labels: str) -> Predictor:
     return medconv.load(folder / "run/checkpoints/best.ckpt", device="cpu", progress=False)
 
 
-def _write_masks(folder: Path) -> None:
+def _write_masks(folder):
     for number in range(6):
         mask = np.zeros((20, 24), np.uint8)
         mask[2:9, 3:14] = 1
@@ -55,7 +49,7 @@ def _write_masks(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A run on pictures."""
     root = tmp_path_factory.mktemp("pictures")
     _write_masks(root / "masks")
@@ -66,8 +60,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _dicom(orientation: tuple[float, ...]) -> Callable[[Path, np.ndarray], Path]:
-    def write(folder: Path, pixels: np.ndarray) -> Path:
+def _dicom(orientation):
+    def write(folder, pixels):
         elements = {
             "ImagePositionPatient": [-20.0, 30.5, -7.25],
             "ImageOrientationPatient": list(orientation),
@@ -79,14 +73,14 @@ def _dicom(orientation: tuple[float, ...]) -> Callable[[Path, np.ndarray], Path]
     return write
 
 
-def _radiograph(folder: Path, pixels: np.ndarray) -> Path:
+def _radiograph(folder, pixels):
     return radiograph(folder / "radiograph.dcm", pixels.astype(np.uint16))
 
 
-def _nifti(axes: str) -> Callable[[Path, np.ndarray], Path]:
+def _nifti(axes):
     """The slice as a viewer shows it, axial, stored with axes in these directions."""
 
-    def write(folder: Path, pixels: np.ndarray) -> Path:
+    def write(folder, pixels):
         image = nib.Nifti1Image(pixels.T[..., None].astype(np.float32), _RAS_FROM_LPS)
         transform = nib.orientations.ornt_transform(
             nib.io_orientation(image.affine), nib.orientations.axcodes2ornt(axes)
@@ -107,9 +101,7 @@ def _nifti(axes: str) -> Callable[[Path, np.ndarray], Path]:
     ],
     ids=["radiograph", "axial", "coronal", "sagittal", "RAS", "LPS", "LAS", "ARS", "PRI"],
 )
-def test_a_network_of_pictures_sees_the_same_pixels_in_every_format(
-    trained: Path, tmp_path: Path, write: Callable[[Path, np.ndarray], Path]
-) -> None:
+def test_a_network_of_pictures_sees_the_same_pixels_in_every_format(trained, tmp_path, write):
     predictor = medconv.load(trained / "run/checkpoints/best.ckpt", device="cpu", progress=False)
     pixels = _pixels(100)
     Image.fromarray(pixels).save(tmp_path / "p.png")
@@ -126,7 +118,7 @@ def test_a_network_of_pictures_sees_the_same_pixels_in_every_format(
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_the_pixels_of_a_picture_are_an_array_with_its_affine(trained: Path, tmp_path: Path) -> None:
+def test_the_pixels_of_a_picture_are_an_array_with_its_affine(trained, tmp_path):
     predictor = medconv.load(trained / "run/checkpoints/best.ckpt", device="cpu", progress=False)
     Image.fromarray(_pixels(100)).save(tmp_path / "p.png")
     _, expected = predictor.label_and_probabilities(tmp_path / "p.png")
@@ -134,7 +126,7 @@ def test_the_pixels_of_a_picture_are_an_array_with_its_affine(trained: Path, tmp
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_radiographs_with_masks_that_are_pictures_train_as_pictures_do(tmp_path: Path) -> None:
+def test_radiographs_with_masks_that_are_pictures_train_as_pictures_do(tmp_path):
     _write_masks(tmp_path / "masks")
     for number in range(6):
         radiograph(tmp_path / f"images/p{number}.dcm", _pixels(number).astype(np.uint16))
@@ -145,7 +137,7 @@ def test_radiographs_with_masks_that_are_pictures_train_as_pictures_do(tmp_path:
     assert predictor(tmp_path / "images/p0.dcm").shape == label.shape
 
 
-def test_a_checkpoint_of_before_the_convention_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_before_the_convention_is_refused(trained, tmp_path):
     content = checkpoint_io.read(trained / "run/checkpoints/best.ckpt")
     del content["medconv"]["preprocessing"]["single_slices"]
     path = tmp_path / "old.ckpt"
@@ -154,9 +146,7 @@ def test_a_checkpoint_of_before_the_convention_is_refused(trained: Path, tmp_pat
         load(path)
 
 
-def test_its_pixels_are_used_as_they_are_and_the_log_says_so(
-    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_its_pixels_are_used_as_they_are_and_the_log_says_so(trained, tmp_path, caplog):
     predictor = medconv.load(trained / "run/checkpoints/best.ckpt", device="cpu", progress=False)
     predictor(_radiograph(tmp_path, _pixels(3)))
     assert "radiograph.dcm: its pixels are used as they are, whatever their size in mm" in caplog.text

@@ -2,8 +2,6 @@
 validation.
 """
 
-from pathlib import Path
-
 import nibabel as nib
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ from medconv.utils import checkpoint_io
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_spacing_across_slices_is_the_cases_own_and_the_way_back_is_exact(axis: int) -> None:
+def test_spacing_across_slices_is_the_cases_own_and_the_way_back_is_exact(axis):
     """In the plane 1 mm become 2; across it nothing mixes, and a label map comes back as it was."""
     rng, shape = np.random.default_rng(axis), (12, 14, 10)
     affine = np.diag([-1.0, 1.0, 1.0, 1.0])  # runs leftward: canonical is the other way round
@@ -59,7 +57,7 @@ def test_spacing_across_slices_is_the_cases_own_and_the_way_back_is_exact(axis: 
 
 
 @pytest.fixture(scope="module")
-def volume(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, np.ndarray]:
+def volume(tmp_path_factory):
     """One case in the store: each voxel's value says where it lies."""
     folder = tmp_path_factory.mktemp("volume")
     shape = (9, 10, 11)
@@ -77,7 +75,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, np.ndarray]
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_patches_are_slices(volume: tuple[Store, np.ndarray], axis: int) -> None:
+def test_patches_are_slices(volume, axis):
     store, image = volume
     dataset = patch_dataset(store, ["case"], (5, 4), foreground_share=0.0, slice_axis=axis)
     windows = np.lib.stride_tricks.sliding_window_view(np.moveaxis(image, axis, 0), (5, 4), (1, 2))
@@ -91,12 +89,12 @@ def test_patches_are_slices(volume: tuple[Store, np.ndarray], axis: int) -> None
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_foreground_picks_the_slice(volume: tuple[Store, np.ndarray], axis: int) -> None:
+def test_foreground_picks_the_slice(volume, axis):
     dataset = patch_dataset(volume[0], ["case"], (5, 4), foreground_share=1.0, slice_axis=axis)
     assert all(dataset[n]["label"].any() for n in range(30))
 
 
-def test_small_slices_are_padded_in_the_plane(volume: tuple[Store, np.ndarray]) -> None:
+def test_small_slices_are_padded_in_the_plane(volume):
     store, image = volume
     patch = patch_dataset(store, ["case"], (16, 16), slice_axis=1)[0]["image"][0].numpy()
     inner = patch[4:13, 3:14]
@@ -105,10 +103,10 @@ def test_small_slices_are_padded_in_the_plane(volume: tuple[Store, np.ndarray]) 
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_volume_goes_through_slice_by_slice(axis: int) -> None:
+def test_a_volume_goes_through_slice_by_slice(axis):
     image, seen = torch.randn(1, 2, 9, 8, 7), []
 
-    def network(windows: torch.Tensor) -> torch.Tensor:
+    def network(windows):
         seen.append(windows.shape)
         return torch.stack([windows[:, 0], windows[:, 1], windows.sum(1)], 1) ** 2
 
@@ -120,14 +118,14 @@ def test_a_volume_goes_through_slice_by_slice(axis: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("slices") / "run"
     settings = ["data.spatial_dims=2", "data.num_workers=2", "trainer.max_steps=12", "callbacks=default"]
     tiny.train(dataset, folder, *settings)
     return folder
 
 
-def test_prediction_equals_validation(trained: Path, dataset: Path) -> None:
+def test_prediction_equals_validation(trained, dataset):
     path = trained / "checkpoints/best.ckpt"
     model = load(path)
     assert (model.preprocessing.slice_axis, model.preprocessing.spatial_dims, model.window.slice_axis) == (
@@ -146,7 +144,7 @@ def test_prediction_equals_validation(trained: Path, dataset: Path) -> None:
     assert max(value for row in rows.values() for value in row.values() if value is not None) > 0.02
 
 
-def test_a_network_of_slices_refuses_a_single_slice(trained: Path, tmp_path: Path) -> None:
+def test_a_network_of_slices_refuses_a_single_slice(trained, tmp_path):
     path = tmp_path / "flat.nii.gz"
     nib.save(nib.Nifti1Image(np.ones((16, 18, 1), np.float32), np.eye(4)), path)
     with pytest.raises(
@@ -155,7 +153,7 @@ def test_a_network_of_slices_refuses_a_single_slice(trained: Path, tmp_path: Pat
         Predictor.load([trained / "checkpoints/best.ckpt"])(path)
 
 
-def test_pictures_of_volumes_are_written(trained: Path) -> None:
+def test_pictures_of_volumes_are_written(trained):
     events = EventAccumulator(str(trained / "tensorboard"), {"images": 0}).Reload()
     tags = events.Tags()["images"]
     assert any(tag.startswith("images/val/") for tag in tags)
@@ -167,7 +165,7 @@ def test_pictures_of_volumes_are_written(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["dynunet", "segresnet"])
-def test_other_models_take_slices(model: str, dataset: Path, tmp_path: Path) -> None:
+def test_other_models_take_slices(model, dataset, tmp_path):
     """Their YAMLs refer to what was planned: dimensions, kernels, strides."""
     own = [override for override in tiny.overrides(dataset) if not override.startswith("model.")]
     more = [

@@ -1,8 +1,6 @@
 """Texts of data files, such as class names, stay texts: none is read as an interpolation of the config."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,11 +17,11 @@ MISSING = "???"  # as OmegaConf writes a value that is missing
 
 
 @pytest.fixture(autouse=True)
-def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def secret(monkeypatch):
     monkeypatch.setenv("MEDCONV_TEST_SECRET", SECRET)
 
 
-def assert_no_secret(*folders: Path) -> None:
+def assert_no_secret(*folders):
     for folder in folders:
         files = [file for file in folder.rglob("*") if file.is_file()]
         assert files
@@ -31,7 +29,7 @@ def assert_no_secret(*folders: Path) -> None:
             assert SECRET.encode() not in file.read_bytes(), file
 
 
-def export(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, folder: Path, *formats: str) -> None:
+def export(monkeypatch, checkpoint, folder, *formats):
     folder.mkdir()
     for name in formats:
         arguments = ("--checkpoint", checkpoint, "--format", name, "--output", folder / name)
@@ -46,9 +44,7 @@ def export(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, folder: Path, *for
         ((HOSTILE[3], "1e3"), ("safetensors",)),
     ],
 )
-def test_classes_of_a_dataset_json_keep_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], formats: tuple[str, ...]
-) -> None:
+def test_classes_of_a_dataset_json_keep_their_names(tmp_path, monkeypatch, names, formats):
     dataset = tiny.write_dataset(tmp_path / "data")
     meta = json.loads((dataset / "dataset.json").read_text())
     meta["labels"] = {"0": "background", "1": names[0], "2": names[1]}
@@ -68,7 +64,7 @@ def test_classes_of_a_dataset_json_keep_their_names(
     assert_no_secret(tmp_path / "run", tmp_path / "prepared", tmp_path / "out", tmp_path / "exports")
 
 
-def test_regions_of_nnunets_dataset_json_keep_their_names(tmp_path: Path) -> None:
+def test_regions_of_nnunets_dataset_json_keep_their_names(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data")
     meta = json.loads((dataset / "dataset.json").read_text())
     for entry in meta["training"]:
@@ -84,7 +80,7 @@ def test_regions_of_nnunets_dataset_json_keep_their_names(tmp_path: Path) -> Non
     assert_no_secret(tmp_path / "run", tmp_path / "prepared")
 
 
-def test_classes_of_a_table_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_of_a_table_keep_their_names(tmp_path, monkeypatch):
     table = picture_tables.write(tmp_path / "data", count=24)
     lines = ["path,label"]
     lines += [f'{index}.png,"{HOSTILE[index % 4]}"' for index in range(24)]
@@ -104,9 +100,7 @@ def test_classes_of_a_table_keep_their_names(tmp_path: Path, monkeypatch: pytest
     assert_no_secret(tmp_path)
 
 
-def test_classes_of_an_imported_model_keep_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_of_an_imported_model_keep_their_names(tmp_path, monkeypatch):
     model = nnunet_models.write_model(tmp_path / "model", "turned")
     meta = json.loads((model / "dataset.json").read_text())
     meta["labels"] = {"background": 0, HOSTILE[0]: 1, HOSTILE[2]: 2}
@@ -118,7 +112,7 @@ def test_classes_of_an_imported_model_keep_their_names(
     assert_no_secret(tmp_path / "runs", tmp_path / "exports")
 
 
-def test_interpolations_in_foreign_plans_are_refused(tmp_path: Path) -> None:
+def test_interpolations_in_foreign_plans_are_refused(tmp_path):
     model = nnunet_models.write_model(tmp_path / "model", "turned")
     plans = json.loads((model / "plans.json").read_text())
     plans["configurations"]["turned"]["batch_size"] = HOSTILE[0]
@@ -129,9 +123,9 @@ def test_interpolations_in_foreign_plans_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, MISSING])
-def test_arguments_of_a_class_are_no_interpolations(text: str) -> None:
+def test_arguments_of_a_class_are_no_interpolations(text):
     """A loss is given the names of classes."""
-    node: dict[str, Any] = {
+    node = {
         "_target_": "builtins.dict",
         "names": [text],
         "nested": {"_target_": "builtins.dict", "name": text},

@@ -1,7 +1,5 @@
 """Runs under `trainer.max_time`, by a clock that the test moves."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from helpers import clock, tiny
@@ -13,16 +11,16 @@ from medconv.utils import checkpoint_io
 LOGGED = ["callbacks=default"]  # with the learning rate
 
 
-def learning_rates(run: Path) -> list[float]:
+def learning_rates(run):
     return tiny.logged(run, "train/lr")
 
 
 @pytest.fixture(autouse=True)
-def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_hand(monkeypatch):
     clock.use_in_runs(monkeypatch)
 
 
-def test_a_time_budget_fits_the_schedule(dataset: Path, tmp_path: Path) -> None:
+def test_a_time_budget_fits_the_schedule(dataset, tmp_path):
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:03", "data.samples_per_epoch=40"]
     summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1, 0.1))
     assert summary["status"] == "done"
@@ -35,13 +33,13 @@ def test_a_time_budget_fits_the_schedule(dataset: Path, tmp_path: Path) -> None:
     assert len(summary["val/cases"]) == 3  # the last validation belongs to the run
 
 
-def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_path: Path) -> None:
+def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset, tmp_path):
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:03", clock.ticks(1.0)]
     summary = tiny.train(dataset, tmp_path / "run", *settings)
     assert summary["steps"] <= 3  # and not the five after which the first estimate is made otherwise
 
 
-def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset: Path, tmp_path: Path) -> None:
+def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset, tmp_path):
     """They compile the network. Their time counts, as that of the cases before training does."""
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:15", "data.samples_per_epoch=1000000"]
     summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.125, 0.125, more=5.0), *LOGGED)
@@ -50,14 +48,14 @@ def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset: Path, 
     assert rates[10] > 0.8 * max(rates) and rates[-1] < 0.05 * max(rates)
 
 
-def test_least_steps_belong_to_the_schedule(dataset: Path, tmp_path: Path) -> None:
+def test_least_steps_belong_to_the_schedule(dataset, tmp_path):
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:02", "trainer.min_steps=30"]
     assert tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1), *LOGGED)["steps"] == 30
     rates = learning_rates(tmp_path / "run")
     assert rates[20] > 0.1 * max(rates) > rates[-1]
 
 
-def test_a_run_that_steps_ended_resumes_for_the_rest_of_its_time(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_that_steps_ended_resumes_for_the_rest_of_its_time(dataset, tmp_path):
     timed = ["trainer.max_time=00:00:00:04", "data.samples_per_epoch=1000000", clock.ticks(0.125), *LOGGED]
     tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_steps=10")
     last = f"run.resume={tmp_path / 'short/checkpoints/last.ckpt'}"
@@ -70,7 +68,7 @@ def test_a_run_that_steps_ended_resumes_for_the_rest_of_its_time(dataset: Path, 
             tiny.train(dataset, tmp_path / "none", *arguments)
 
 
-def test_a_run_that_is_given_more_time_trains_on(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_given_more_time_trains_on(dataset, tmp_path):
     timed = ["trainer.max_steps=-1", "data.samples_per_epoch=1000000", "logger=none"]
     timed += [clock.ticks(0.1, 0.1)]
     tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_time=00:00:00:02")
@@ -84,7 +82,7 @@ def test_a_run_that_is_given_more_time_trains_on(dataset: Path, tmp_path: Path) 
     )
 
 
-def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset, tmp_path):
     """Its end is an estimate; the config's unchanged number of steps does not move it."""
     both = ["trainer.max_steps=100000", "trainer.max_time=00:00:00:02", "data.samples_per_epoch=1000000"]
     tiny.train(dataset, tmp_path / "run", *both, "logger=none", clock.ticks(0.1, 0.1))
@@ -96,9 +94,7 @@ def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset: P
     assert schedule.progress == state["progress"]
 
 
-def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(dataset, tmp_path):
     """Three cases take 0.75 seconds and are due every second."""
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:15", "data.samples_per_epoch=20"]
     summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1, 0.25))
@@ -108,9 +104,7 @@ def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(
     assert summary["status"] == "done"
 
 
-def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(dataset, tmp_path, caplog):
     """Three cases take 15 of 30 seconds; two take 10. A resumed run with more time has the same two."""
     timed = ["trainer.max_time=00:00:00:30", "data.samples_per_epoch=1000000", clock.ticks(0.25, 5.0)]
     first = tiny.train(dataset, tmp_path / "run", *timed, "trainer.max_steps=10")

@@ -31,13 +31,13 @@ DONE = ["trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2"
 
 
 @pytest.fixture(scope="module")
-def done(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "done"
     tiny.train(dataset, folder, *DONE)
     return folder
 
 
-def test_a_run_leaves_what_it_promises(done: Path) -> None:
+def test_a_run_leaves_what_it_promises(done):
     summary = json.loads((done / "summary.json").read_text())
     assert summary["status"] == "done"
     assert summary["steps"] == 40
@@ -53,7 +53,7 @@ def test_a_run_leaves_what_it_promises(done: Path) -> None:
         assert (done / name).stat().st_size > 0, name
 
 
-def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None:
+def test_tensorboard_has_curves_pictures_and_hyperparameters(done):
     events = EventAccumulator(str(done / "tensorboard"), size_guidance={"images": 0})
     events.Reload()
     tags = events.Tags()
@@ -78,9 +78,7 @@ def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None
     )
 
 
-def test_predict_and_evaluate_give_the_numbers_of_validation(
-    done: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_predict_and_evaluate_give_the_numbers_of_validation(done, dataset, tmp_path):
     recorded = json.loads((done / "summary.json").read_text())["val/cases"]
     images = tmp_path / "images"
     images.mkdir()
@@ -98,31 +96,31 @@ def test_predict_and_evaluate_give_the_numbers_of_validation(
         assert np.array_equal(image.affine, label.affine)
 
 
-def test_a_loaded_network_is_plain(done: Path) -> None:
+def test_a_loaded_network_is_plain(done):
     model = load(done / "checkpoints" / "best.ckpt")
     assert not any("medconv.convs" in type(m).__module__ for m in model.network.modules())
     assert not any("parametrizations" in name for name, _ in model.network.named_parameters())
 
 
-def test_a_finished_run_is_not_trained_again(done: Path, dataset: Path) -> None:
+def test_a_finished_run_is_not_trained_again(done, dataset):
     before = (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns
     again = tiny.train(dataset, done, *DONE)
     assert again["status"] == "done"
     assert (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
 
 
-def test_a_folder_of_another_config_is_refused(done: Path, dataset: Path) -> None:
+def test_a_folder_of_another_config_is_refused(done, dataset):
     with pytest.raises(ConfigError, match=r"optimizer.lr: 0.02 there, 0.5 now"):
         tiny.train(dataset, done, *DONE, "optimizer.lr=0.5")
 
 
-def test_resume_never_moves_the_old_run_aside(dataset: Path, tmp_path: Path) -> None:
+def test_resume_never_moves_the_old_run_aside(dataset, tmp_path):
     tiny.train(dataset, tmp_path / "run")
     tiny.train(dataset, tmp_path / "run", "run.resume=never", "optimizer.lr=0.5")
     assert len(list(tmp_path.glob("run*"))) == 2
 
 
-def test_two_dimensions(tmp_path: Path) -> None:
+def test_two_dimensions(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "flat", shape=(16, 20, 1))
     tiny.train(dataset, tmp_path / "run")
     model = load(tmp_path / "run/checkpoints/best.ckpt")
@@ -142,9 +140,7 @@ def test_two_dimensions(tmp_path: Path) -> None:
         ("resenc", "smooth conv.throughout=true"),
     ],
 )
-def test_other_networks_take_the_same_convolutions(
-    dataset: Path, tmp_path: Path, model: str, conv: str
-) -> None:
+def test_other_networks_take_the_same_convolutions(dataset, tmp_path, model, conv):
     small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
     small += ["trainer.max_steps=1", "data.patch_size=[16,16,16]", f"model={model}", *f"conv={conv}".split()]
     checked = tiny.config.validate(tiny.composed(*small, f"run.dir={tmp_path / 'run'}"))
@@ -167,18 +163,18 @@ OTHERS = ["basis", "ball", "spacing", "smooth", "masked", "mirror", "bottleneck"
         "smooth conv.share=0.5 conv.throughout=true",
     ],
 )
-def test_every_convolution_trains_and_comes_back_folded(dataset: Path, tmp_path: Path, conv: str) -> None:
+def test_every_convolution_trains_and_comes_back_folded(dataset, tmp_path, conv):
     assert tiny.train(dataset, tmp_path / "run", *f"conv={conv}".split())["status"] == "done"
     model = load(tmp_path / "run/checkpoints/last.ckpt")
     assert not any(type(m).__module__.startswith("medconv.convs") for m in model.network.modules())
 
 
-def test_every_conv_option_is_trained_here() -> None:
+def test_every_conv_option_is_trained_here():
     options = {path.stem for path in (tiny.config.conf_dir() / "conv").glob("*.yaml")}
     assert options == {*OTHERS, "turns", "none", "transform"}
 
 
-def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset: Path, tmp_path: Path) -> None:
+def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset, tmp_path):
     """Voxels of 1 x 1.5 x 2 mm: a ball of 1.6 mm leaves out the neighbours across slices, in both stages."""
     tiny.train(dataset, tmp_path / "run", "conv=ball", "conv.radius_mm=1.6")
     model = load(tmp_path / "run/checkpoints/last.ckpt")
@@ -187,9 +183,7 @@ def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset: Path, tmp_path
         assert not weight[..., 0].any() and not weight[..., 2].any() and weight[:, :, :, 1, 1].all()
 
 
-def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(dataset, tmp_path, caplog):
     settings = ["conv=mirror", "conv.axes=[0]", "augmentation.mirror_axes=[1]", "task.mirror_axes=[0,1]"]
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *settings)
@@ -204,9 +198,7 @@ def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
         )
 
 
-def test_pretrained_dense_weights_are_projected_into_a_convolution(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pretrained_dense_weights_are_projected_into_a_convolution(dataset, tmp_path, caplog):
     tiny.train(dataset, tmp_path / "dense")
     checkpoint = tmp_path / "dense/checkpoints/last.ckpt"
     mask = [[[1, 1, 1], [1, 1, 1], [0, 0, 0]]] * 3
@@ -225,7 +217,7 @@ def test_pretrained_dense_weights_are_projected_into_a_convolution(
     torch.testing.assert_close(ours.get_parameter(name), expected)
 
 
-def test_golden_losses(dataset: Path, tmp_path: Path) -> None:
+def test_golden_losses(dataset, tmp_path):
     """A refactor must reproduce these; after a change that is meant, store the new ones (see the message)."""
     settings = [
         "trainer.max_steps=8",
@@ -240,7 +232,7 @@ def test_golden_losses(dataset: Path, tmp_path: Path) -> None:
     assert losses == pytest.approx(golden, rel=1e-3), f"new losses: {losses}"
 
 
-def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Path) -> None:
+def test_the_same_run_twice_is_the_same_bit_for_bit(dataset, tmp_path):
     weights = []
     for name, workers in (("a", 0), ("b", 2)):
         settings = ["trainer.deterministic=true", f"data.num_workers={workers}"]
@@ -251,7 +243,7 @@ def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Pat
 
 
 @pytest.fixture(scope="module")
-def instance_norm(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def instance_norm(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "instance_norm"
     tiny.train(dataset, folder, "model.norm=instance", WHOLE)
     return folder
@@ -273,9 +265,7 @@ def instance_norm(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         ),
     ],
 )
-def test_a_switch_does_not_change_the_training(
-    instance_norm: Path, dataset: Path, tmp_path: Path, switch: str
-) -> None:
+def test_a_switch_does_not_change_the_training(instance_norm, dataset, tmp_path, switch):
     again = [] if switch.startswith("perf.") else ["trainer.precision=32-true"]
     settings = ["model.norm=instance", WHOLE, *switch.split(), *again]
     tiny.train(dataset, tmp_path / "switched", *settings)
@@ -287,7 +277,7 @@ def test_a_switch_does_not_change_the_training(
     assert keys[0] == keys[1]
 
 
-def test_four_micro_batches_of_two_are_one_batch_of_eight(dataset: Path, tmp_path: Path) -> None:
+def test_four_micro_batches_of_two_are_one_batch_of_eight(dataset, tmp_path):
     """Of cross-entropy, whose mean over a batch is the mean over its parts; a batch's Dice is none."""
     settings = [
         "model.norm=instance",
@@ -307,7 +297,7 @@ def test_four_micro_batches_of_two_are_one_batch_of_eight(dataset: Path, tmp_pat
         torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-5, msg=key)
 
 
-def test_half_precision_learns_as_much(dataset: Path, tmp_path: Path) -> None:
+def test_half_precision_learns_as_much(dataset, tmp_path):
     settings = ["trainer.max_steps=60", "data.samples_per_epoch=120", "optimizer.lr=1e-2"]
     for precision in ("32-true", "bf16-mixed"):
         tiny.train(dataset, tmp_path / precision, *settings, f"trainer.precision={precision}")
@@ -316,7 +306,7 @@ def test_half_precision_learns_as_much(dataset: Path, tmp_path: Path) -> None:
     assert single < 0.8 * np.mean(tiny.losses(tmp_path / "32-true")[:5])
 
 
-def test_where_the_time_went_adds_up(done: Path) -> None:
+def test_where_the_time_went_adds_up(done):
     summary = json.loads((done / "summary.json").read_text())
     shares = summary["step_shares"]
     assert set(shares) == {
@@ -330,9 +320,7 @@ def test_where_the_time_went_adds_up(done: Path) -> None:
     assert 40 * 2 / summary["samples_per_second"] < summary["wall_seconds"]
 
 
-def test_a_slow_loader_is_seen_as_waiting_for_data(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_loader_is_seen_as_waiting_for_data(dataset, tmp_path, monkeypatch):
     """By a clock that the loader moves by 0.3 s for a batch, and a step by 0.1 s."""
     clock.use_in_runs(monkeypatch)
     slow = ["augmentation._target_=helpers.clock.SlowAugment", "trainer.max_steps=8", clock.ticks(0.1)]
@@ -341,7 +329,7 @@ def test_a_slow_loader_is_seen_as_waiting_for_data(
     assert summary["data_wait_share"] == pytest.approx(0.75)
 
 
-def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) -> None:
+def test_a_profile_has_the_named_parts_of_a_step(dataset, tmp_path):
     tiny.train(
         dataset, tmp_path / "run", "perf.profile=true", "trainer.max_steps=14", "data.samples_per_epoch=28"
     )
@@ -350,7 +338,7 @@ def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) 
     assert {f"medconv/{part}" for part in ("data_wait", "forward", "backward", "optimizer")} <= names
 
 
-def test_running_out_of_memory_names_the_switches(dataset: Path, tmp_path: Path) -> None:
+def test_running_out_of_memory_names_the_switches(dataset, tmp_path):
     with pytest.raises(
         ValueError,
         match=r"does not fit into memory.*perf\.activation_checkpointing=pointwise.*data\.batch_size",
@@ -359,16 +347,14 @@ def test_running_out_of_memory_names_the_switches(dataset: Path, tmp_path: Path)
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 
 
-def test_accumulation_steps_less_often(dataset: Path, tmp_path: Path) -> None:
+def test_accumulation_steps_less_often(dataset, tmp_path):
     summary = tiny.train(
         dataset, tmp_path / "run", "trainer.accumulate_grad_batches=2", "trainer.max_steps=3"
     )
     assert summary["steps"] == 3
 
 
-def test_accumulation_over_more_batches_than_an_epoch_has_is_a_warning(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_accumulation_over_more_batches_than_an_epoch_has_is_a_warning(dataset, tmp_path, caplog):
     """Lightning steps at the end of each epoch (Lightning-AI/pytorch-lightning#21808)."""
     settings = ["data.samples_per_epoch=4", "trainer.accumulate_grad_batches=3", "trainer.max_steps=1"]
     tiny.train(dataset, tmp_path / "run", *settings)
@@ -377,9 +363,7 @@ def test_accumulation_over_more_batches_than_an_epoch_has_is_a_warning(
     )
 
 
-def test_weights_of_a_checkpoint_are_the_start_of_another_run(
-    done: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_weights_of_a_checkpoint_are_the_start_of_another_run(done, dataset, tmp_path):
     settings = [
         f"init.pretrained={done / 'checkpoints/best.ckpt'}",
         "optimizer.lr=0",
@@ -397,7 +381,7 @@ def test_weights_of_a_checkpoint_are_the_start_of_another_run(
     )  # though no better
 
 
-def test_sample_numbers_run_on_over_epochs(dataset: Path, tmp_path: Path) -> None:
+def test_sample_numbers_run_on_over_epochs(dataset, tmp_path):
     """Each epoch brings new samples; what sample n is does not depend on where an epoch ends."""
     settings = [
         "trainer.max_steps=8",
@@ -409,11 +393,11 @@ def test_sample_numbers_run_on_over_epochs(dataset: Path, tmp_path: Path) -> Non
     assert seen == list(range(16))
 
 
-def test_checkpoints_hold_plain_values(done: Path) -> None:
+def test_checkpoints_hold_plain_values(done):
     content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
     assert content["medconv"]["config"]["model"]["_target_"] == "medconv.models.UNet"
 
-    def plain(value: object) -> bool:
+    def plain(value):
         if isinstance(value, dict):
             return all(plain(v) for v in value.values())
         if isinstance(value, (list, tuple)):

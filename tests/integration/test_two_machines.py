@@ -13,10 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,7 +48,7 @@ sys.exit(max(code if code >= 0 else 128 - code for code in [task.wait() for task
 """
 
 
-def awaited(condition: Any, process: subprocess.Popen[Any], seconds: float = PATIENCE_S) -> None:
+def awaited(condition, process, seconds=PATIENCE_S):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline and process.poll() is None, process.returncode
@@ -58,7 +56,7 @@ def awaited(condition: Any, process: subprocess.Popen[Any], seconds: float = PAT
 
 
 @contextmanager
-def two_machines(tmp_path: Path, *arguments: str) -> Iterator[list[subprocess.Popen[Any]]]:
+def two_machines(tmp_path, *arguments):
     """Each with a torchrun, in a working copy of its own; inside, they run."""
     where = str(ranks.port())
     nodes = [torchrun(node, where, tmp_path / f"node{node}", *arguments) for node in (0, 1)]
@@ -69,7 +67,7 @@ def two_machines(tmp_path: Path, *arguments: str) -> Iterator[list[subprocess.Po
             power_off(node)
 
 
-def power_off(node: subprocess.Popen[Any]) -> None:
+def power_off(node):
     """torchrun, and the process it started in a session of its own."""
     for pid in (
         [*Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split(), node.pid]
@@ -79,7 +77,7 @@ def power_off(node: subprocess.Popen[Any]) -> None:
         os.kill(int(pid), signal.SIGKILL)
 
 
-def torchrun(node: int, where: str, cwd: Path, *arguments: str) -> subprocess.Popen[Any]:
+def torchrun(node, where, cwd, *arguments):
     cwd.mkdir(exist_ok=True)
     options = [
         "--nnodes=2",
@@ -100,9 +98,7 @@ def torchrun(node: int, where: str, cwd: Path, *arguments: str) -> subprocess.Po
 
 
 @contextmanager
-def slurm(
-    tmp_path: Path, *arguments: str, python: str = sys.executable, limit: str = "50", **settings: str
-) -> Iterator[subprocess.Popen[Any]]:
+def slurm(tmp_path, *arguments, python=sys.executable, limit="50", **settings):
     """The sbatch script as Slurm's daemon runs it on the first of two machines; inside, it runs."""
     tools = tmp_path / "bin"
     tools.mkdir(exist_ok=True)
@@ -138,13 +134,13 @@ def slurm(
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_all_processes_that_share_a_cache_find_all_cases(tmp_path: Path) -> None:
+def test_all_processes_that_share_a_cache_find_all_cases(tmp_path):
     """As those of a run do, before they have met; they share the work."""
     folder, fork = tiny.write_dataset(tmp_path / "data"), multiprocessing.get_context("fork")
     config = tiny.checked(folder)
     start = fork.Barrier(4)
 
-    def work(number: int) -> None:
+    def work(number):
         logging.getLogger("medconv").setLevel(logging.INFO)
         logging.getLogger("medconv").addHandler(logging.FileHandler(tmp_path / f"log{number}"))
         start.wait()
@@ -162,13 +158,11 @@ def test_all_processes_that_share_a_cache_find_all_cases(tmp_path: Path) -> None
     assert not list((tmp_path / "prepared").rglob(".*.*.*"))
 
 
-def test_the_sbatch_script_is_bash() -> None:
+def test_the_sbatch_script_is_bash():
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
 
 
-def test_a_process_that_is_lost_ends_the_other_and_the_same_command_resumes(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_a_process_that_is_lost_ends_the_other_and_the_same_command_resumes(dataset, tmp_path):
     arguments = tiny.overrides(dataset, *LONG)
     last = tmp_path / "run/checkpoints/last.ckpt"
     killed = stopped(tmp_path / "killed", step=35, rank=1)
@@ -185,9 +179,7 @@ def test_a_process_that_is_lost_ends_the_other_and_the_same_command_resumes(
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(dataset, tmp_path):
     arguments = tiny.overrides(dataset, *LONG)
     last = tmp_path / "run/checkpoints/last.ckpt"
     with slurm(tmp_path, *arguments) as job:
@@ -209,7 +201,7 @@ def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
         assert {int(row["step"]) for row in csv.DictReader(file)} >= set(range(60))
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _summary(folder):
     return json.loads((folder / "run/summary.json").read_text())
 
 
@@ -224,9 +216,7 @@ def _summary(folder: Path) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("array", [False, True])
-def test_a_job_that_may_go_on_is_requeued(
-    tmp_path: Path, end: str, code: int, restarts: str, requeued: bool, array: bool
-) -> None:
+def test_a_job_that_may_go_on_is_requeued(tmp_path, end, code, restarts, requeued, array):
     """With an interpreter that ends as a run would. The last task of an array has the number of the array."""
     task = {"ARRAY_JOB_ID": "4711", "ARRAY_TASK_ID": "3"} if array else {}
     python = tmp_path / "python"
@@ -239,9 +229,7 @@ def test_a_job_that_may_go_on_is_requeued(
     assert not requeued or (tmp_path / "requeued").read_text() == f"requeue {'4711_3' if array else '4711'}\n"
 
 
-def test_a_job_that_slurm_ends_already_is_not_requeued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_slurm_ends_already_is_not_requeued(tmp_path, monkeypatch):
     """A requeue would bring a cancelled job back."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 75\n")
@@ -263,8 +251,8 @@ def test_a_job_that_slurm_ends_already_is_not_requeued(
     ],
 )
 def test_a_process_that_a_watchdog_ends_is_one_that_lost_another(
-    tmp_path: Path, second_task: str, nodes: str, code: int, requeued: bool
-) -> None:
+    tmp_path, second_task, nodes, code, requeued
+):
     """By SIGABRT, as the first task ends here."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n[ $SLURM_PROCID = 1 ] && {{ {second_task or 'true'}; }}\nkill -ABRT $$\n")
@@ -277,9 +265,7 @@ def test_a_process_that_a_watchdog_ends_is_one_that_lost_another(
 
 
 @pytest.mark.slow
-def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(dataset, tmp_path):
     same = [*SAME, "data.samples_per_epoch=12", "trainer.max_steps=6"]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")  # prepares for them, too
     with two_machines(tmp_path, *tiny.overrides(dataset, *same, "run.dir=run")) as nodes:
@@ -300,7 +286,7 @@ def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(
 
 
 @pytest.mark.slow
-def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset: Path, tmp_path: Path) -> None:
+def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset, tmp_path):
     arguments = tiny.overrides(dataset, *LONG, "trainer.max_steps=100000")
     with two_machines(tmp_path, *arguments) as nodes:
         awaited((tmp_path / "node0/run/checkpoints/last.ckpt").is_file, nodes[0])
@@ -320,7 +306,7 @@ def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_machine_that_does_not_answer_is_waited_for_in_bounds(dataset: Path, tmp_path: Path) -> None:
+def test_a_machine_that_does_not_answer_is_waited_for_in_bounds(dataset, tmp_path):
     arguments = tiny.overrides(dataset, *LONG, "trainer.max_steps=100000", "perf.timeout_seconds=10")
     with slurm(tmp_path, *arguments) as job:
         awaited((tmp_path / "run/checkpoints/last.ckpt").is_file, job)
@@ -337,7 +323,7 @@ def test_a_machine_that_does_not_answer_is_waited_for_in_bounds(dataset: Path, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_machines_lost_again_and_again(dataset: Path, tmp_path: Path) -> None:
+def test_machines_lost_again_and_again(dataset, tmp_path):
     """While processes start, prepare and meet, and while they train; either of them."""
     arguments = tiny.overrides(dataset, *LONG, "trainer.max_steps=600", "perf.timeout_seconds=20")
     times, seen, last = random.Random(0), [], tmp_path / "run/checkpoints/last.ckpt"

@@ -1,7 +1,6 @@
 """The built wheel: its configs travel along, README's commands of a first hour run, people's own YAMLs load."""
 
 import json
-from pathlib import Path
 
 import pytest
 from helpers import pages, tiny, wheel
@@ -10,7 +9,7 @@ import medconv
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory):
     return wheel.install(tmp_path_factory.mktemp("wheel"))
 
 
@@ -28,7 +27,7 @@ for arguments in json.loads(commands):
 """
 
 
-def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
+def test_configs_travel_along(installed, tmp_path):
     assert (installed / "medconv/conf/train.yaml").is_file()
     assert (installed / "medconv/py.typed").is_file()
     assert not (installed / "medconv/benchmarks").exists()
@@ -42,7 +41,7 @@ def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_first_hour_and_own_yaml_from_another_folder(installed: Path, tmp_path: Path) -> None:
+def test_first_hour_and_own_yaml_from_another_folder(installed, tmp_path):
     """README's first run and those on data of one's own; then a network of one's own, data in a folder whose
     name has a space.
     """

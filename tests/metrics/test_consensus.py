@@ -6,7 +6,7 @@ import pytest
 from medconv.metrics import consensus
 
 
-def raters(seed: int, count: int = 3, num_classes: int = 3) -> list[np.ndarray]:
+def raters(seed, count=3, num_classes=3):
     """Label maps of raters who err in a share of the voxels that grows with their number."""
     rng = np.random.default_rng(seed)
     true = np.zeros((12, 10, 8), np.int16)
@@ -21,7 +21,7 @@ def raters(seed: int, count: int = 3, num_classes: int = 3) -> list[np.ndarray]:
     return label_maps
 
 
-def test_the_label_of_most_raters_wins_and_the_background_of_two() -> None:
+def test_the_label_of_most_raters_wins_and_the_background_of_two():
     first = np.array([0, 1, 1, 2, 0])
     second = np.array([0, 1, 2, 2, 1])
     third = np.array([0, 1, 2, 0, 2])
@@ -34,14 +34,14 @@ def test_the_label_of_most_raters_wins_and_the_background_of_two() -> None:
     )
 
 
-def test_one_rater_is_the_consensus() -> None:
+def test_one_rater_is_the_consensus():
     (label_map,) = raters(0, count=1)
     for method in consensus.CONSENSUS.values():
         np.testing.assert_array_equal(method([label_map]), label_map)
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])
-def test_staple_equals_that_of_simpleitk(num_classes: int) -> None:
+def test_staple_equals_that_of_simpleitk(num_classes):
     sitk = pytest.importorskip("SimpleITK")
     label_maps = raters(1, count=4, num_classes=num_classes)
     undecided = num_classes + 1
@@ -54,7 +54,7 @@ def test_staple_equals_that_of_simpleitk(num_classes: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "num_classes"), [(14, 30), (10, 105)])
-def test_many_raters_and_classes_are_no_limit(count: int, num_classes: int) -> None:
+def test_many_raters_and_classes_are_no_limit(count, num_classes):
     """Of their different votes there are more than 64 bits count, of which few occur."""
     rng = np.random.default_rng(0)
     true = rng.integers(0, num_classes, (24, 24, 12)).astype(np.int16)
@@ -67,7 +67,7 @@ def test_many_raters_and_classes_are_no_limit(count: int, num_classes: int) -> N
     assert (consensus.staple(label_maps) == true).mean() > 0.999
 
 
-def test_staple_trusts_a_good_rater_more_than_two_bad_ones() -> None:
+def test_staple_trusts_a_good_rater_more_than_two_bad_ones():
     rng = np.random.default_rng(0)
     true = np.zeros((40, 40), np.int16)
     true[10:30, 10:30] = 1
@@ -78,7 +78,7 @@ def test_staple_trusts_a_good_rater_more_than_two_bad_ones() -> None:
     assert errors["staple"] < errors["majority"]
 
 
-def test_two_raters_who_disagree_get_no_label_that_neither_gave() -> None:
+def test_two_raters_who_disagree_get_no_label_that_neither_gave():
     """Half of the voxels are ties, which some implementations count as a label of their own."""
     first, second = np.array([0, 2, 2, 1]), np.array([0, 2, 1, 2])
     for method in consensus.CONSENSUS.values():

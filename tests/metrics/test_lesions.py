@@ -9,7 +9,7 @@ from scipy.ndimage import gaussian_filter
 from medconv.metrics.lesions import Lesions, match
 
 
-def components(mask: np.ndarray) -> list[set[tuple[int, ...]]]:
+def components(mask):
     """Voxels that touch by a face, an edge or a corner; the slow version."""
     left = {tuple(place) for place in np.argwhere(mask).tolist()}
     found = []
@@ -27,7 +27,7 @@ def components(mask: np.ndarray) -> list[set[tuple[int, ...]]]:
     return found
 
 
-def best_pairing(prediction: np.ndarray, reference: np.ndarray, iou: float) -> tuple[int, int, float, int]:
+def best_pairing(prediction, reference, iou):
     """Predicted and reference lesions, the largest sum of overlaps and its matches, of all pairings."""
     ours, theirs = components(prediction), components(reference)
     few, many = sorted((ours, theirs), key=len)
@@ -41,7 +41,7 @@ def best_pairing(prediction: np.ndarray, reference: np.ndarray, iou: float) -> t
 
 @pytest.mark.parametrize("iou", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("shape", [(14, 12), (9, 8, 7)])
-def test_matches_equal_the_slow_implementation(shape: tuple[int, ...], iou: float) -> None:
+def test_matches_equal_the_slow_implementation(shape, iou):
     contested = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ def test_matches_equal_the_slow_implementation(shape: tuple[int, ...], iou: floa
     assert contested > 1
 
 
-def test_one_lesion_matches_one_lesion() -> None:
+def test_one_lesion_matches_one_lesion():
     """Two predictions lie in one reference lesion: the better one matches, and the other one is false."""
     a, b = np.zeros((2, 12, 3), bool)
     a[0:3], a[4:10], b[0:10] = True, True, True
@@ -68,7 +68,7 @@ def test_one_lesion_matches_one_lesion() -> None:
     assert match(b, a, 0.1) == Lesions(1, 2, (0.6,))
 
 
-def test_the_largest_sum_of_overlaps_wins() -> None:
+def test_the_largest_sum_of_overlaps_wins():
     """The larger prediction overlaps both references; one alone would take the better one from the other."""
     a, b = np.zeros((2, 40), bool)
     a[0:10], a[11:21] = True, True
@@ -79,14 +79,14 @@ def test_the_largest_sum_of_overlaps_wins() -> None:
     assert match(a, b, 0.05).overlaps == (17 / 23,)  # not two matches of 2/20 and 2/21
 
 
-def test_scores_are_counted_over_lesions() -> None:
+def test_scores_are_counted_over_lesions():
     """F1 is 2 x matches over both counts; panoptic quality weighs matches by their overlap."""
     lesions = Lesions(3, 2, (0.5, 0.9))
     assert lesions.f1 == pytest.approx(4 / 5)
     assert lesions.panoptic_quality == pytest.approx(2 * 1.4 / 5)
 
 
-def test_corners_connect() -> None:
+def test_corners_connect():
     a = np.zeros((4, 4, 4), bool)
     a[0, 0, 0], a[1, 1, 1], a[3, 3, 3] = True, True, True
     assert match(a, a, 0.5) == Lesions(2, 2, (1.0, 1.0))

@@ -25,7 +25,7 @@ from medconv.targets.regions import RegionTargets
 DIAGONAL = np.sqrt(12**2 + 15**2 + 16**2)  # of 12 x 10 x 8 voxels
 
 
-def test_metrics_equal_the_slow_implementation() -> None:
+def test_metrics_equal_the_slow_implementation():
     a, b = labels(0), labels(1)
     rows = measure(a, b, grid(a), TARGETS, MM)
     assert list(rows) == [*(m.name for m in CORE_METRICS), *VOLUMES]
@@ -42,7 +42,7 @@ def test_metrics_equal_the_slow_implementation() -> None:
     assert all(type(value) is float for value in values)
 
 
-def test_each_class_has_its_own_tolerance() -> None:
+def test_each_class_has_its_own_tolerance():
     a, b = labels(0), labels(1)
     rows = [measure(a, b, grid(a), TARGETS, dict.fromkeys(MM, mm))["nsd"] for mm in (1.0, 2.0)]
     assert measure(a, b, grid(a), TARGETS, MM)["nsd"] == {
@@ -53,7 +53,7 @@ def test_each_class_has_its_own_tolerance() -> None:
     assert rows[0]["two"] < rows[1]["two"]
 
 
-def test_missing_classes_have_no_value_or_the_worst() -> None:
+def test_missing_classes_have_no_value_or_the_worst():
     """In neither: no value. In one: the worst, and a relative volume error only where there is a volume to
     relate to.
     """
@@ -88,7 +88,7 @@ def test_missing_classes_have_no_value_or_the_worst() -> None:
     }
 
 
-def test_regions_are_unions_of_values() -> None:
+def test_regions_are_unions_of_values():
     a, b = labels(2), labels(3)
     regions = RegionTargets(("lesion", "core"), ((1, 2, 3), (2, 3)), None, (1, 2))
     rows = measure(a, b, grid(a), regions, {"lesion": 1.0, "core": 1.0})
@@ -100,7 +100,7 @@ def test_regions_are_unions_of_values() -> None:
         assert {m: row[name] for m, row in rows.items()} == {m: row["lesion"] for m, row in alone.items()}
 
 
-def test_ignored_voxels_count_nowhere() -> None:
+def test_ignored_voxels_count_nowhere():
     """Whatever is predicted there, and although their value is above all classes."""
     a, b = labels(4), labels(5)
     b[:5] = 9
@@ -114,7 +114,7 @@ def test_ignored_voxels_count_nowhere() -> None:
         assert row == pytest.approx(known[metric]), metric
 
 
-def test_one_slice_is_measured_in_2d() -> None:
+def test_one_slice_is_measured_in_2d():
     """As a volume, each voxel of one slice would lie on the surface."""
     a, b = labels(6, (20, 18)), labels(7, (20, 18))
     rows = measure(a[..., None], b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
@@ -126,7 +126,7 @@ def test_one_slice_is_measured_in_2d() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_slice_along_any_axis_is_measured_in_2d(axis: int) -> None:
+def test_a_slice_along_any_axis_is_measured_in_2d(axis):
     a, b = labels(6, (20, 18)), labels(7, (20, 18))
     spacing = list(np.insert([1.0, 1.5], axis, 5.0))
     rows = measure(
@@ -135,7 +135,7 @@ def test_a_slice_along_any_axis_is_measured_in_2d(axis: int) -> None:
     assert rows == measure(a[..., None], b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
 
 
-def test_volumes_on_a_sheared_grid_use_the_volume_of_its_voxels() -> None:
+def test_volumes_on_a_sheared_grid_use_the_volume_of_its_voxels():
     """As a tilted gantry leaves them: the third axis leans, and is longer than the distance of the slices."""
     a = labels(0)
     affine = np.diag([*SPACING, 1])
@@ -144,7 +144,7 @@ def test_volumes_on_a_sheared_grid_use_the_volume_of_its_voxels() -> None:
     assert rows["volume_ml"]["one"] == pytest.approx((a == 1).sum() * 3 / 1000)
 
 
-def test_metrics_of_masks_far_apart() -> None:
+def test_metrics_of_masks_far_apart():
     """The box holds both, wherever they lie: 4 x 4 x 4 voxels, 20, 30 and 10 mm from each other."""
     a, b = np.zeros((2, 50, 60, 40), np.int16)
     a[2:6, 50:54, 30:34], b[22:26, 20:24, 20:24] = 1, 1
@@ -153,10 +153,10 @@ def test_metrics_of_masks_far_apart() -> None:
     assert (row["dice"], row["nsd"], row["volume_error"]) == (0.0, 0.0, 0.0)
 
 
-def test_a_further_metric_is_measured_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_metric_is_measured_as_the_others(monkeypatch):
     """0 where a class is in one label map only, since higher is better; no value where it is in none."""
 
-    def sensitivity(masks: ClassMasks) -> float:
+    def sensitivity(masks):
         return int((masks.prediction & masks.reference).sum()) / masks.sizes[1]
 
     monkeypatch.setattr(
@@ -172,7 +172,7 @@ def test_a_further_metric_is_measured_as_the_others(monkeypatch: pytest.MonkeyPa
     assert row["two"] is None and row["three"] == 0.0
 
 
-def test_lesions_are_measured_where_they_are_asked_for() -> None:
+def test_lesions_are_measured_where_they_are_asked_for():
     """Two of three lesions are found, one of them by half, and one prediction is false; class two is missed,
     and of class three there is none.
     """
@@ -201,7 +201,7 @@ def test_lesions_are_measured_where_they_are_asked_for() -> None:
     assert "lesion_f1" not in measure(a, b, grid(a), TARGETS, MM)
 
 
-def test_lesion_sensitivity_is_of_the_reference_and_precision_of_the_prediction() -> None:
+def test_lesion_sensitivity_is_of_the_reference_and_precision_of_the_prediction():
     """One of four lesions is found, by one of two predictions."""
     a, b = np.zeros((2, 20, 10, 8), np.int16)
     for start in (0, 4, 8, 12):
@@ -211,7 +211,7 @@ def test_lesion_sensitivity_is_of_the_reference_and_precision_of_the_prediction(
     assert (rows["lesion_sensitivity"]["one"], rows["lesion_precision"]["one"]) == (0.25, 0.5)
 
 
-def test_centrelines_are_measured_where_they_are_asked_for() -> None:
+def test_centrelines_are_measured_where_they_are_asked_for():
     """A line that is found by half and beside which there is nothing; class two is missed."""
     a, b = np.zeros((2, 20, 10, 8), np.int16)
     b[0:20, 4, 4], b[0:4, 8, 0] = 1, 2
@@ -221,7 +221,7 @@ def test_centrelines_are_measured_where_they_are_asked_for() -> None:
     assert "cldice" not in measure(a, b, grid(a), TARGETS, MM)
 
 
-def test_what_several_metrics_need_is_measured_once() -> None:
+def test_what_several_metrics_need_is_measured_once():
     prediction = np.zeros((12, 6, 6), bool)
     prediction[2:8, 2:4, 2:4] = True
     reference = np.roll(prediction, 1, 0)

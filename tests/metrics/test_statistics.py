@@ -7,14 +7,14 @@ from scipy import stats
 from medconv.metrics.statistics import describe, holm, interval, paired
 
 
-def test_describe_skips_undefined_values() -> None:
+def test_describe_skips_undefined_values():
     summary = describe([0.5, None, 0.9, 0.7])
     assert (summary["n"], summary["mean"], summary["median"]) == (3, pytest.approx(0.7), pytest.approx(0.7))
     assert summary["sd"] == pytest.approx(0.2)  # of a sample: n - 1
     assert 0.5 <= summary["low"] < 0.7 < summary["high"] <= 0.9
 
 
-def test_describe_without_a_spread_has_no_interval() -> None:
+def test_describe_without_a_spread_has_no_interval():
     assert describe([0.5, None]) == {
         "n": 1,
         "mean": 0.5,
@@ -27,7 +27,7 @@ def test_describe_without_a_spread_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("n", [5, 40, 1200])
-def test_interval_equals_the_percentile_bootstrap_of_scipy(n: int) -> None:
+def test_interval_equals_the_percentile_bootstrap_of_scipy(n):
     values = np.random.default_rng(1).gamma(2, size=n)
     expected = stats.bootstrap(
         (values,), np.mean, method="percentile", n_resamples=9999, batch=500
@@ -36,13 +36,13 @@ def test_interval_equals_the_percentile_bootstrap_of_scipy(n: int) -> None:
     assert interval(values) == interval(values)
 
 
-def test_interval_covers_the_mean_95_times_in_100() -> None:
+def test_interval_covers_the_mean_95_times_in_100():
     rng = np.random.default_rng(2)
     hits = [low <= 2 <= high for low, high in (interval(rng.normal(2, 1, 30)) for _ in range(300))]
     assert 0.89 <= np.mean(hits) <= 0.98
 
 
-def test_paired_uses_the_cases_that_both_have() -> None:
+def test_paired_uses_the_cases_that_both_have():
     rng = np.random.default_rng(3)
     a = rng.normal(0.80, 0.05, 20)
     b = a - rng.normal(0.02, 0.03, 20)
@@ -54,12 +54,12 @@ def test_paired_uses_the_cases_that_both_have() -> None:
     assert paired([*b], [*a])["difference"] == pytest.approx(-row["difference"])
 
 
-def test_the_p_of_five_cases_is_exact() -> None:
+def test_the_p_of_five_cases_is_exact():
     """Five cases, all better: the two-sided p is 2 / 2^5."""
     assert paired([0.9, 0.8, 0.7, 0.6, 0.5], [0.8, 0.6, 0.4, 0.2, 0.0])["p"] == pytest.approx(0.0625)
 
 
-def test_paired_without_a_difference_or_a_case_has_no_effect() -> None:
+def test_paired_without_a_difference_or_a_case_has_no_effect():
     same = [0.1 + 0.2, 0.5]
     assert paired(same, [0.3, 0.5]) == {
         "n": 2,
@@ -76,7 +76,7 @@ def test_paired_without_a_difference_or_a_case_has_no_effect() -> None:
     }
 
 
-def test_holm_corrects_as_by_hand() -> None:
+def test_holm_corrects_as_by_hand():
     """By hand: 0.01 x 4, then 0.02 x 3, 0.03 x 2 kept at 0.06, 0.9."""
     corrected = holm({"a": 0.02, "b": 0.9, "c": 0.01, "d": 0.03, "e": None})
     assert corrected == {

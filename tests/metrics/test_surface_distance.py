@@ -1,7 +1,5 @@
 """medconv/metrics/surface_distance.py: against all pairs of points, MONAI, DeepMind's package, and by hand."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -16,16 +14,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*always_return_as_numpy:FutureW
 GRIDS = [((9, 8, 7), (1.0, 1.0, 1.0)), ((10, 9, 6), (0.7, 1.3, 5.0)), ((14, 12), (0.5, 2.0))]
 
 
-def blobs(shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
+def blobs(shape, seed):
     """Two ragged masks that resemble each other and reach the array's edge."""
     rng = np.random.default_rng(seed)
     field = gaussian_filter(rng.normal(size=shape), 1.2)
     return field > 0.05, field + gaussian_filter(rng.normal(size=shape), 1) * 0.4 > 0.05
 
 
-def ours(
-    a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float
-) -> tuple[float, float, float]:
+def ours(a, b, spacing, tolerance):
     voxels, elements = (
         surface_distance.voxel_distances(a, b, spacing),
         surface_distance.element_distances(a, b, spacing),
@@ -37,9 +33,7 @@ def ours(
     )
 
 
-def monais(
-    a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float
-) -> tuple[float, float, float]:
+def monais(a, b, spacing, tolerance):
     one, two = (torch.as_tensor(mask)[None, None].float() for mask in (a, b))
     same = {"include_background": True, "spacing": spacing}
     return (
@@ -49,7 +43,7 @@ def monais(
     )
 
 
-def deepminds(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float) -> float:
+def deepminds(a, b, spacing, tolerance):
     package = pytest.importorskip("surface_distance", reason="pip install surface-distance")
     return package.compute_surface_dice_at_tolerance(
         package.compute_surface_distances(a, b, spacing), tolerance
@@ -58,9 +52,7 @@ def deepminds(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], toleranc
 
 @pytest.mark.parametrize(("shape", "spacing"), GRIDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_distances_equal_those_of_all_pairs(
-    shape: tuple[int, ...], spacing: tuple[float, ...], seed: int
-) -> None:
+def test_distances_equal_those_of_all_pairs(shape, spacing, seed):
     a, b = blobs(shape, seed)
     for measured, places in (
         (surface_distance.voxel_distances, oracle.boundary),
@@ -78,9 +70,7 @@ def test_distances_equal_those_of_all_pairs(
 
 @pytest.mark.parametrize(("shape", "spacing"), GRIDS)
 @pytest.mark.parametrize("tolerance", [0.0, 0.8, 1.4, 3.0])
-def test_metrics_equal_those_of_monai_and_deepmind(
-    shape: tuple[int, ...], spacing: tuple[float, ...], tolerance: float
-) -> None:
+def test_metrics_equal_those_of_monai_and_deepmind(shape, spacing, tolerance):
     for seed in range(4):
         a, b = blobs(shape, seed)
         assert ours(a, b, spacing, tolerance) == pytest.approx(monais(a, b, spacing, tolerance), rel=1e-5)
@@ -93,7 +83,7 @@ def test_metrics_equal_those_of_monai_and_deepmind(
 
 
 @pytest.mark.realdata
-def test_real_cases_equal_monai_deepmind_and_all_pairs(realdata: Path) -> None:
+def test_real_cases_equal_monai_deepmind_and_all_pairs(realdata):
     """Hippocampus: the reference against itself moved by half a voxel and smoothed, and against another
     case.
     """
@@ -119,12 +109,12 @@ def test_real_cases_equal_monai_deepmind_and_all_pairs(realdata: Path) -> None:
                 assert metrics[2] == pytest.approx(oracle.average_distance(b[box], a[box], spacing))
 
 
-def test_a_mask_agrees_with_itself() -> None:
+def test_a_mask_agrees_with_itself():
     a, _ = blobs((9, 8, 7), 0)
     assert ours(a, a, (1.0, 2.0, 3.0), 0.0) == (1.0, 0.0, 0.0)
 
 
-def test_two_voxels_have_the_distance_computed_by_hand() -> None:
+def test_two_voxels_have_the_distance_computed_by_hand():
     """Two single voxels, 3 apart along an axis of 2 mm: every distance is 6 mm."""
     a, b = np.zeros((2, 5, 5, 5), bool)
     a[2, 1, 2] = b[2, 4, 2] = True
@@ -135,7 +125,7 @@ def test_two_voxels_have_the_distance_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize("spacing", [(0.7, 0.7, 0.7), (0.1, 0.3, 0.9)])
-def test_a_distance_equal_to_the_tolerance_counts(spacing: tuple[float, ...]) -> None:
+def test_a_distance_equal_to_the_tolerance_counts(spacing):
     """2 x 0.7 and 1.4 differ in their last bits, depending on where in the image they lie."""
     for start in range(20):
         a, b = np.zeros((2, 40, 4, 4), bool)
@@ -143,7 +133,7 @@ def test_a_distance_equal_to_the_tolerance_counts(spacing: tuple[float, ...]) ->
         assert ours(a, b, spacing, 2 * spacing[0])[0] == 1.0
 
 
-def test_hd95_is_the_larger_of_both_directions() -> None:
+def test_hd95_is_the_larger_of_both_directions():
     """A long thin prediction on a small reference: only one direction is far."""
     a, b = np.zeros((2, 40, 3), bool)
     a[:, 1], b[:2, 1] = True, True
@@ -156,7 +146,7 @@ def test_hd95_is_the_larger_of_both_directions() -> None:
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.5, 1.0, 2.5)])
-def test_elements_add_up_to_the_area_of_a_ball(spacing: tuple[float, ...]) -> None:
+def test_elements_add_up_to_the_area_of_a_ball(spacing):
     """15 mm radius; stairs are longer than the surface that they stand for, most where slices are thick."""
     axes = [np.arange(-16, 16.01, mm) for mm in spacing]
     ball = sum(x**2 for x in np.meshgrid(*axes, indexing="ij")) <= 15**2

@@ -14,7 +14,7 @@ from monai.utils import optional_import
 from torch.nn.utils.parametrize import is_parametrized
 
 from medconv import config as configs
-from medconv.config import ConfigError, Node
+from medconv.config import ConfigError
 from medconv.convs import SwapReport
 from medconv.convs.parametrization import Foldable
 from medconv.models import UNet, build
@@ -25,14 +25,12 @@ CONV = {"_target_": "medconv.convs.basis", "_partial_": True, "where": "encoder"
 LABEL_MAPS = derived(spatial_dims=2, num_classes=2, patch_size=[8, 8])
 
 
-def model(target: str = "medconv.models.UNet") -> Node:
+def model(target="medconv.models.UNet"):
     return {"_target_": target, **NETWORK}
 
 
 @pytest.mark.parametrize("init_from_weights", [True, False])
-def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_them(
-    init_from_weights: bool,
-) -> None:
+def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_them(init_from_weights):
     swapped_when_loading = []
     network = build_network(
         model(),
@@ -60,14 +58,12 @@ def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_the
     ],
     ids=["patch size", "classes", "segmentation network for image labels", "no layer to swap", "share"],
 )
-def test_a_network_that_does_not_fit_the_task_is_refused(
-    conv: Node, changed: dict[str, Any], message: str
-) -> None:
+def test_a_network_that_does_not_fit_the_task_is_refused(conv, changed, message):
     with pytest.raises(ConfigError, match=message):
         build_network(model(), conv, replace(LABEL_MAPS, **changed))
 
 
-def test_a_network_that_needs_another_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_needs_another_package_names_it(monkeypatch):
     """Of MONAI's own kind: what is missing is raised once it is used."""
     absent, found = optional_import("no_such_package", name="rearrange")
     assert not found
@@ -81,27 +77,23 @@ def test_a_network_that_needs_another_package_names_it(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("weights_follow", [False, True])
-def test_the_report_is_logged_by_whatever_function_builds(
-    caplog: pytest.LogCaptureFixture, weights_follow: bool
-) -> None:
+def test_the_report_is_logged_by_whatever_function_builds(caplog, weights_follow):
     with caplog.at_level(logging.INFO, "medconv.models.build"):
         build_network(model(), CONV, LABEL_MAPS, partial(configs.build), weights_follow=weights_follow)
     assert ("4 convolutions swapped" in caplog.text) != weights_follow
 
 
 @pytest.mark.parametrize("share", [None, 1.0, 0.5])
-def test_weights_are_not_drawn_where_those_of_a_checkpoint_follow(
-    share: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_not_drawn_where_those_of_a_checkpoint_follow(share, monkeypatch):
     """With a share of the outputs, layers are split, and not only drawn."""
-    swapped: list[str] = []
+    swapped = []
     monkeypatch.setattr(build, "swap_convs", lambda *_, **__: swapped.append("all") or SwapReport(["all"]))
     conv = {"_target_": "medconv.convs.smooth", "_partial_": True, "share": share}
     build_network(model(), conv, LABEL_MAPS, weights_follow=True)
     assert bool(swapped) == (share == 0.5)
 
 
-def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps() -> None:
+def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps():
     segresnet = {"_target_": "monai.networks.nets.SegResNet", "spatial_dims": 2, "out_channels": 2}
     values = replace(LABEL_MAPS, patch_size=[12, 12])
     with pytest.raises(
@@ -136,9 +128,9 @@ class Wrong(Foldable):
         return self.conv
 
 
-def test_faults_of_own_networks_and_layers_are_named() -> None:
+def test_faults_of_own_networks_and_layers_are_named():
     own = {**model(f"{__name__}.Half"), "dtype": "float32"}
-    network: Any = build_network(own, PLAIN_CONV, LABEL_MAPS)
+    network = build_network(own, PLAIN_CONV, LABEL_MAPS)
     assert network.training and not network.encoder[0][1].training  # frozen by its author
     with pytest.raises(ConfigError, match=r"logits in floating point, it returns torch\.int64"):
         build_network({**own, "dtype": "int64"}, PLAIN_CONV, LABEL_MAPS)
@@ -152,12 +144,12 @@ def test_faults_of_own_networks_and_layers_are_named() -> None:
         build_network(model(), unpadded, LABEL_MAPS)
 
 
-def without_padding(conv: Any) -> Any:
+def without_padding(conv):
     conv.padding = (0, 0)
     return conv
 
 
-def test_a_key_without_effect_is_refused() -> None:
+def test_a_key_without_effect_is_refused():
     with pytest.raises(
         ConfigError, match=r"^conv\.where=encoder: conv=none changes no layer and has no keys"
     ):

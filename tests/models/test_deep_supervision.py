@@ -12,22 +12,22 @@ from medconv.models.unet import UNet
 from medconv.performance.switches import apply_switches
 
 
-def unet(spatial_dims: int = 2, channels: tuple[int, ...] = (4, 6, 8, 10, 12)) -> UNet:
+def unet(spatial_dims=2, channels=(4, 6, 8, 10, 12)):
     torch.manual_seed(0)
     return UNet(spatial_dims, 1, 3, channels, (2,) * (len(channels) - 1), norm="instance")
 
 
 @pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_all_stages_but_the_two_coarsest_have_logits(spatial_dims: int) -> None:
+def test_all_stages_but_the_two_coarsest_have_logits(spatial_dims):
     network, image = unet(spatial_dims), torch.randn(1, 1, *[32] * spatial_dims)
     outputs = DeepSupervision(network, 3)(network, image)
     assert [tuple(o.shape) for o in outputs] == [(1, 3, *[n] * spatial_dims) for n in (32, 16, 8)]
     torch.testing.assert_close(outputs[0], network(image))
 
 
-def test_each_head_reads_its_own_stage_of_the_decoder() -> None:
+def test_each_head_reads_its_own_stage_of_the_decoder():
     network, image = unet(), torch.randn(1, 1, 32, 32)
-    features: dict[int, Tensor] = {}
+    features = {}
     for i in (1, 2):
         network.decoder[i].register_forward_hook(lambda _, __, out, i=i: features.__setitem__(i, out))
     supervision = DeepSupervision(network, 3)
@@ -36,7 +36,7 @@ def test_each_head_reads_its_own_stage_of_the_decoder() -> None:
         torch.testing.assert_close(logits, supervision.heads[i - 1](features[i]))
 
 
-def test_the_network_itself_is_unchanged() -> None:
+def test_the_network_itself_is_unchanged():
     network, image = unet(), torch.randn(1, 1, 32, 32)
     keys = list(network.state_dict())
     supervision = DeepSupervision(network, 3)
@@ -46,7 +46,7 @@ def test_the_network_itself_is_unchanged() -> None:
     assert isinstance(network.train()(image), Tensor) and isinstance(network.eval()(image), Tensor)
 
 
-def test_the_gradient_of_a_head_reaches_only_its_own_stage_and_coarser_ones() -> None:
+def test_the_gradient_of_a_head_reaches_only_its_own_stage_and_coarser_ones():
     network, image = unet(), torch.randn(1, 1, 32, 32)
     DeepSupervision(network, 3)(network, image)[-1].sum().backward()
     stages = {
@@ -57,12 +57,12 @@ def test_the_gradient_of_a_head_reaches_only_its_own_stage_and_coarser_ones() ->
     assert stages == {"2", "3"}  # not the finer ones
 
 
-def test_with_few_stages_there_are_no_heads() -> None:
+def test_with_few_stages_there_are_no_heads():
     network = unet(channels=(4, 6, 8))
     assert len(DeepSupervision(network, 3)(network, torch.randn(1, 1, 32, 32))) == 1
 
 
-def test_other_networks_are_refused_by_name() -> None:
+def test_other_networks_are_refused_by_name():
     dynunet = DynUNet(2, 1, 3, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8])
     with pytest.raises(
         ValueError,
@@ -72,7 +72,7 @@ def test_other_networks_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("activation_checkpointing", ["blocks", "pointwise"])
-def test_checkpointing_changes_no_gradient(activation_checkpointing: str) -> None:
+def test_checkpointing_changes_no_gradient(activation_checkpointing):
     image, gradients = torch.randn(2, 1, 32, 32), []
     for mode in ("none", activation_checkpointing):
         network = unet()

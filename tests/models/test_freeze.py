@@ -1,9 +1,6 @@
 """medconv/models/freeze.py: frozen parameters stay, and wrong patterns are named."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ from medconv.utils.errors import ArgumentError
 @pytest.mark.parametrize(
     "switches", [{}, {"activation_checkpointing": "blocks"}, {"activation_checkpointing": "pointwise"}]
 )
-def test_only_frozen_parameters_and_statistics_stay_in_training(switches: dict[str, Any]) -> None:
+def test_only_frozen_parameters_and_statistics_stay_in_training(switches):
     network = unet()
     line = freeze(network, ["^encoder"])
     assert line.startswith("12 of 24 parameters, 0.00") and line.endswith("the statistics of 4 batch norms")
@@ -36,13 +33,13 @@ def test_only_frozen_parameters_and_statistics_stay_in_training(switches: dict[s
     assert all(p.grad is None for p in network.encoder.parameters())
 
 
-def test_a_norm_whose_scale_still_learns_keeps_its_mode() -> None:
+def test_a_norm_whose_scale_still_learns_keeps_its_mode():
     network = unet()
     assert "batch norms" not in freeze(network, [r"encoder\.0\.1\.weight"])
     assert network.train().encoder[0][1].training
 
 
-def test_patterns_match_norms_without_parameters_by_their_statistics() -> None:
+def test_patterns_match_norms_without_parameters_by_their_statistics():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False), nn.Conv2d(2, 2, 1))
     assert freeze(network, ["^[01]"]).endswith("the statistics of 1 batch norms")
     assert not network.train()[1].training
@@ -59,7 +56,7 @@ def test_patterns_match_norms_without_parameters_by_their_statistics() -> None:
         (["encoder", "e", "up", "down", "head"], "freezes the whole network, nothing is left to train"),
     ],
 )
-def test_wrong_patterns_are_refused(patterns: list[str], words: str) -> None:
+def test_wrong_patterns_are_refused(patterns, words):
     with pytest.raises(ArgumentError, match=words):
         freeze(unet(), patterns)
 
@@ -73,7 +70,7 @@ def test_wrong_patterns_are_refused(patterns: list[str], words: str) -> None:
         ({"down": 0.1}, "matches no parameter to train"),
     ],
 )
-def test_wrong_factors_are_refused(factors: dict[str, float], words: str) -> None:
+def test_wrong_factors_are_refused(factors, words):
     network = unet()
     freeze(network, ["down"])
     with pytest.raises(ArgumentError, match=words):

@@ -47,7 +47,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_output_has_the_size_of_the_input(name: str) -> None:
+def test_output_has_the_size_of_the_input(name):
     arguments, size, divisor = SHAPES[name]
     network = UNet(in_channels=2, out_channels=3, **arguments)
     assert network.divisor == divisor
@@ -58,7 +58,7 @@ def test_output_has_the_size_of_the_input(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_size_that_divisor_does_not_divide_is_refused(name: str) -> None:
+def test_a_size_that_divisor_does_not_divide_is_refused(name):
     arguments, size, divisor = SHAPES[name]
     network = UNet(in_channels=1, out_channels=2, **arguments)
     with pytest.raises(ValueError, match=r"divisible by .* got"):
@@ -71,7 +71,7 @@ def test_a_size_that_divisor_does_not_divide_is_refused(name: str) -> None:
             assert f"divisible by {divisor}" in str(error.value) and f"got {wrong}" in str(error.value)
 
 
-def test_stages_are_joined_by_convolutions_whose_kernel_is_their_stride() -> None:
+def test_stages_are_joined_by_convolutions_whose_kernel_is_their_stride():
     arguments, _, _ = SHAPES["anisotropic"]
     network = UNet(in_channels=1, out_channels=2, **arguments)
     for layers in (network.down, network.up):
@@ -79,7 +79,7 @@ def test_stages_are_joined_by_convolutions_whose_kernel_is_their_stride() -> Non
     assert all(layer.padding == (0, 0, 0) for layer in [*network.down, *network.up])
 
 
-def test_kernels_and_channels_of_every_stage() -> None:
+def test_kernels_and_channels_of_every_stage():
     arguments, _, _ = SHAPES["anisotropic"]
     network = UNet(in_channels=2, out_channels=3, **arguments)
     blocks = [*network.encoder, *network.decoder]
@@ -96,7 +96,7 @@ def test_kernels_and_channels_of_every_stage() -> None:
     assert all(c.bias is None for block in convs for c in block)  # the norm has one
 
 
-def test_each_skip_connects_the_two_blocks_of_a_stage() -> None:
+def test_each_skip_connects_the_two_blocks_of_a_stage():
     network, image = UNet(2, 1, 2, (4, 6, 8), (2, 2)).eval(), torch.randn(2, 1, 8, 12)
     fine = network.encoder[0](image)
     middle = network.encoder[1](network.down[0](fine))
@@ -107,14 +107,14 @@ def test_each_skip_connects_the_two_blocks_of_a_stage() -> None:
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("batch", nn.BatchNorm3d), ("instance", nn.InstanceNorm3d)])
-def test_norm_has_scale_and_shift(norm: str, kind: type) -> None:
+def test_norm_has_scale_and_shift(norm, kind):
     network = UNet(3, 1, 2, (4, 8), (2,), norm=norm)
     norms = [layer for layer in network.modules() if "Norm" in type(layer).__name__]
     assert len(norms) == 6 and all(type(layer) is kind and layer.weight is not None for layer in norms)
 
 
 @pytest.mark.parametrize("axis", [2, 3])
-def test_mirror_symmetric_kernels_make_a_mirror_symmetric_network(axis: int) -> None:
+def test_mirror_symmetric_kernels_make_a_mirror_symmetric_network(axis):
     torch.manual_seed(0)
     network = UNet(2, 1, 2, (4, 6, 8), (2, 2), kernel_size=(3, 5, 3)).eval()
     image = torch.randn(1, 1, 8, 12)
@@ -127,7 +127,7 @@ def test_mirror_symmetric_kernels_make_a_mirror_symmetric_network(axis: int) -> 
     torch.testing.assert_close(network(image.flip(axis)), network(image).flip(axis), rtol=1e-4, atol=1e-5)
 
 
-def test_samples_of_a_batch_do_not_mix_in_evaluation() -> None:
+def test_samples_of_a_batch_do_not_mix_in_evaluation():
     network = UNet(2, 1, 2, (4, 8), (2,)).eval()
     image = torch.randn(3, 1, 4, 6)
     torch.testing.assert_close(
@@ -135,7 +135,7 @@ def test_samples_of_a_batch_do_not_mix_in_evaluation() -> None:
     )
 
 
-def test_initial_activations_neither_vanish_nor_explode() -> None:
+def test_initial_activations_neither_vanish_nor_explode():
     torch.manual_seed(0)
     network = UNet(3, 1, 3, (8, 16, 32), (2, 2))
     output = network(torch.randn(2, 1, 8, 8, 8))
@@ -160,7 +160,7 @@ def test_initial_activations_neither_vanish_nor_explode() -> None:
         ({"spatial_dims": 1}, r"spatial_dims must be 2 or 3, got 1"),
     ],
 )
-def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         UNet(
             **{
@@ -174,7 +174,7 @@ def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -
         )
 
 
-def test_strided_stages_have_no_layers_between_them() -> None:
+def test_strided_stages_have_no_layers_between_them():
     network = UNet(2, 1, 2, channels=(4, 8), strides=(2,), strided=True)
     first = network.encoder[1][0]
     assert (first.in_channels, first.out_channels, first.stride, first.kernel_size) == (4, 8, (2, 2), (3, 3))
@@ -183,6 +183,6 @@ def test_strided_stages_have_no_layers_between_them() -> None:
 
 
 @pytest.mark.parametrize("convs", [(2,), (2, 2, 2), (2, 0), 0])
-def test_convolutions_per_stage_fit_the_stages(convs: int | tuple[int, ...]) -> None:
+def test_convolutions_per_stage_fit_the_stages(convs):
     with pytest.raises(ValueError, match="convs_per_stage must be one number from 1, or 2, got"):
         UNet(2, 1, 2, channels=(4, 8), strides=(2,), convs_per_stage=convs)

@@ -1,15 +1,12 @@
 """Networks, each with an image and its number of blocks, for the tests of switches and checkpointing."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from monai.networks import nets
-from torch import Tensor, nn
 
 from medconv.models.unet import UNet
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # build, spatial axes, blocks
+NETWORKS = {  # build, spatial axes, blocks
     "unet 2d": (lambda: UNet(2, 1, 2, (4, 8), (2,)), 2, 3),
     "unet 3d": (lambda: UNet(3, 1, 2, (4, 6, 8), (2, (1, 2, 2))), 3, 5),
     "monai unet": (
@@ -40,7 +37,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # build, spat
 
 
 @pytest.fixture(params=NETWORKS)
-def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor, int]:
+def case(request):
     torch.manual_seed(0)
     build, spatial_dims, blocks = NETWORKS[request.param]
     return build(), torch.randn(2, 1, *[8] * spatial_dims), blocks

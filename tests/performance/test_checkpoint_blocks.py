@@ -14,7 +14,7 @@ from medconv.performance.checkpointing import apply_checkpointing, compute_in_pa
 Case = tuple[nn.Module, Tensor, int]
 
 
-def test_checkpointing_changes_no_loss_gradient_or_running_statistic(case: Case) -> None:
+def test_checkpointing_changes_no_loss_gradient_or_running_statistic(case):
     plain, image, blocks = case
     network = deepcopy(plain)
     assert apply_checkpointing(network, "blocks") == blocks
@@ -26,12 +26,12 @@ def test_checkpointing_changes_no_loss_gradient_or_running_statistic(case: Case)
     assert all(int(count) == 2 for count in counts)
 
 
-def test_checkpointing_recomputes_blocks_and_only_in_training(case: Case) -> None:
+def test_checkpointing_recomputes_blocks_and_only_in_training(case):
     network, image, _ = case
     apply_checkpointing(network, "blocks")
     block = next(m for m in network.modules() if type(m).__name__.startswith("Checkpointed"))
     conv = next(m for m in block.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d)))
-    calls: list[int] = []
+    calls = []
     conv.register_forward_hook(lambda *_: calls.append(1))
     one_step(network, image)
     assert len(calls) == 2
@@ -42,7 +42,7 @@ def test_checkpointing_recomputes_blocks_and_only_in_training(case: Case) -> Non
     assert len(calls) == 4
 
 
-def test_deepcopy_of_a_checkpointed_network_uses_its_own_weights(case: Case) -> None:
+def test_deepcopy_of_a_checkpointed_network_uses_its_own_weights(case):
     plain, image, _ = case
     network = deepcopy(plain)
     apply_checkpointing(network, "blocks")
@@ -56,8 +56,8 @@ def test_deepcopy_of_a_checkpointed_network_uses_its_own_weights(case: Case) -> 
     assert all(p.grad is None for p in network.parameters())
 
 
-def test_a_block_is_the_smallest_module_of_two_spatial_convolutions() -> None:
-    def wide() -> nn.Module:
+def test_a_block_is_the_smallest_module_of_two_spatial_convolutions():
+    def wide():
         return nn.Conv2d(2, 2, 3, padding=1)
 
     lone, pair = (
@@ -72,13 +72,13 @@ def test_a_block_is_the_smallest_module_of_two_spatial_convolutions() -> None:
     )
 
 
-def test_checkpointing_twice_is_checkpointing_once() -> None:
+def test_checkpointing_twice_is_checkpointing_once():
     network = UNet(2, 1, 2, (4, 8), (2,))
     assert (apply_checkpointing(network, "blocks"), apply_checkpointing(network, "blocks")) == (3, 0)
     network(torch.randn(1, 1, 4, 4)).sum().backward()
 
 
-def test_checkpointing_allows_a_second_backward() -> None:
+def test_checkpointing_allows_a_second_backward():
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 4, 4)
     network = deepcopy(plain)
     apply_checkpointing(network, "blocks")
@@ -91,7 +91,7 @@ def test_checkpointing_allows_a_second_backward() -> None:
     assert_same_state(network, plain)
 
 
-def test_checkpointing_leaves_cumulative_statistics_alone() -> None:
+def test_checkpointing_leaves_cumulative_statistics_alone():
     block = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, momentum=None), nn.Conv2d(2, 1, 3))
     network = nn.Sequential(deepcopy(block))
     plain = nn.Sequential(block)
@@ -102,7 +102,7 @@ def test_checkpointing_leaves_cumulative_statistics_alone() -> None:
     assert network[0][1].momentum is None
 
 
-def test_checkpointing_with_swapped_convolutions_and_autocast() -> None:
+def test_checkpointing_with_swapped_convolutions_and_autocast():
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 8, 8)
     swap_convs(plain, transform)
     network = deepcopy(plain)
@@ -116,7 +116,7 @@ def test_checkpointing_with_swapped_convolutions_and_autocast() -> None:
     torch.testing.assert_close(fold_convs(network)(image), plain(image), rtol=1e-5, atol=1e-5)
 
 
-def test_checkpointing_inside_a_compiled_graph() -> None:
+def test_checkpointing_inside_a_compiled_graph():
     """Without the C++ of the last stage: the graph is captured and split, its kernels run one by one."""
     torch.manual_seed(0)
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 8, 8)
@@ -127,7 +127,7 @@ def test_checkpointing_inside_a_compiled_graph() -> None:
     assert_same_state(network, plain)
 
 
-def test_an_unknown_mode_is_refused() -> None:
+def test_an_unknown_mode_is_refused():
     with pytest.raises(
         ValueError, match=r"activation_checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'"
     ):
@@ -135,7 +135,7 @@ def test_an_unknown_mode_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "blocks"])
-def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_whole(mode: str) -> None:
+def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_whole(mode):
     torch.manual_seed(0)
     plain = UNet(2, 1, 2, (4, 8), (2,), norm="instance").double()
     network = deepcopy(plain)
@@ -148,7 +148,7 @@ def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_whole(mode: str) -> 
         torch.testing.assert_close(computed.grad, expected.grad, rtol=1e-12, atol=1e-14)
 
 
-def test_a_batch_in_parts_adds_each_part_once_to_running_statistics() -> None:
+def test_a_batch_in_parts_adds_each_part_once_to_running_statistics():
     network = UNet(2, 1, 2, (4, 8), (2,))
     compute_in_parts(network, samples_at_once=1)
     network(torch.randn(3, 1, 8, 8)).sum().backward()

@@ -1,7 +1,6 @@
 """medconv/performance/checkpointing.py: bit for bit the plain gradients, from fewer kept tensors."""
 
 import pickle
-from collections.abc import Callable, Iterable
 from copy import deepcopy
 
 import pytest
@@ -18,12 +17,12 @@ from medconv.performance.checkpointing import apply_checkpointing
 from medconv.performance.switches import apply_switches
 
 
-def with_basis(network: nn.Module) -> nn.Module:
+def with_basis(network):
     swap_convs(network, basis, example=torch.zeros(2, 1, 16, 16, 16), spacing_mm=(1.0, 1.0, 1.0))
     return network
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
+NETWORKS = {
     "unet batch": lambda: UNet(3, 1, 2, (8, 12, 16), (2, 2)),
     "unet instance": lambda: UNet(3, 1, 2, (8, 12, 16), (2, 2), norm="instance"),
     "unet 2d": lambda: UNet(2, 1, 2, (8, 12), (2,)),
@@ -35,7 +34,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def gradients(network: nn.Module, image: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
+def gradients(network, image, dtype=None):
     network.zero_grad()
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         torch.manual_seed(5)
@@ -46,16 +45,14 @@ def gradients(network: nn.Module, image: Tensor, dtype: torch.dtype | None = Non
     return [loss.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
 
 
-def assert_equal(tensors: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+def assert_equal(tensors, expected):
     """To the last bit."""
     assert all(torch.equal(a, b) for a, b in zip(tensors, expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_and_statistics_equal_the_plain_ones_to_the_last_bit(
-    name: str, dtype: torch.dtype | None
-) -> None:
+def test_gradients_and_statistics_equal_the_plain_ones_to_the_last_bit(name, dtype):
     torch.manual_seed(0)
     plain = apply_switches(NETWORKS[name](), channels_last=True, fast_norm=True)
     network = deepcopy(plain)
@@ -69,12 +66,12 @@ def test_gradients_and_statistics_equal_the_plain_ones_to_the_last_bit(
 
 
 @pytest.mark.parametrize(("norm", "share"), [("batch", 0.66), ("instance", 0.66)])
-def test_checkpointing_saves_memory(norm: str, share: float) -> None:
+def test_checkpointing_saves_memory(norm, share):
     plain = apply_switches(UNet(3, 1, 2, (16, 32), (2,), norm=norm), channels_last=True, fast_norm=True)
     network, image = deepcopy(plain), torch.randn(2, 1, 16, 16, 16)
     apply_checkpointing(network, "pointwise")
 
-    def measured(candidate: nn.Module) -> dict[str, int]:
+    def measured(candidate):
         return step_memory(
             lambda: candidate(image).mean(), lambda: candidate(image).mean().backward(), image.device
         )
@@ -84,7 +81,7 @@ def test_checkpointing_saves_memory(norm: str, share: float) -> None:
     assert checkpointed["peak_bytes"] < 0.9 * full["peak_bytes"]
 
 
-def test_a_second_and_a_double_backward_equal_the_plain_ones() -> None:
+def test_a_second_and_a_double_backward_equal_the_plain_ones():
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 1, 3)).double()
     network = deepcopy(plain)
@@ -117,7 +114,7 @@ class _Rewrites(nn.Module):
         return self.last(F.relu(self.last(y)))
 
 
-def test_a_tensor_that_changes_in_place_raises() -> None:
+def test_a_tensor_that_changes_in_place_raises():
     network = _Rewrites()
     apply_checkpointing(network, "pointwise")
     loss = network(torch.randn(1, 1, 64, 64)).mean()
@@ -125,7 +122,7 @@ def test_a_tensor_that_changes_in_place_raises() -> None:
         loss.backward()
 
 
-def test_an_activation_in_place_keeps_the_gradients() -> None:
+def test_an_activation_in_place_keeps_the_gradients():
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(inplace=True), nn.Conv2d(8, 1, 3))
     network, image = deepcopy(plain), torch.randn(1, 1, 64, 64)
@@ -133,7 +130,7 @@ def test_an_activation_in_place_keeps_the_gradients() -> None:
     assert_equal(gradients(network, image), gradients(plain, image))
 
 
-def test_evaluation_and_no_grad_work_as_without_checkpointing() -> None:
+def test_evaluation_and_no_grad_work_as_without_checkpointing():
     network = UNet(2, 1, 2, (8, 12), (2,))
     apply_checkpointing(network, "pointwise")
     image = torch.randn(1, 1, 32, 32)
@@ -155,7 +152,7 @@ class _Chain(nn.Module):
         return image
 
 
-def test_a_deep_network_called_by_keyword_keeps_the_gradients() -> None:
+def test_a_deep_network_called_by_keyword_keeps_the_gradients():
     torch.manual_seed(0)
     plain, image = _Chain(400), torch.randn(1, 2, 48, 48) / 1000
     for conv in plain.convs:
@@ -168,7 +165,7 @@ def test_a_deep_network_called_by_keyword_keeps_the_gradients() -> None:
 
 
 @pytest.mark.parametrize("mode", ["pointwise", "blocks"])
-def test_a_checkpointed_network_can_be_pickled(mode: str) -> None:
+def test_a_checkpointed_network_can_be_pickled(mode):
     network = UNet(2, 1, 2, (8, 12), (2,))
     apply_checkpointing(network, mode)
     copy, image = pickle.loads(pickle.dumps(network)), torch.randn(2, 1, 32, 32)

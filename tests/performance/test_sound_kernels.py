@@ -16,7 +16,7 @@ from medconv.performance.sound_kernels import use_sound_kernels
 
 Convolve = Callable[..., Tensor]
 # Function, spatial size, kernel, stride. But for the last three, wrong without these convolutions.
-BF16: dict[str, tuple[Convolve, tuple[int, ...], int, int]] = {
+BF16 = {
     "two voxels deep": (F.conv3d, (2, 4, 4), 3, 1),
     "two voxels deep, our own backward": (convolution, (2, 4, 4), 3, 1),
     "wide kernel": (F.conv3d, (4, 4, 4), 5, 1),
@@ -31,28 +31,26 @@ BF16: dict[str, tuple[Convolve, tuple[int, ...], int, int]] = {
 
 
 @pytest.fixture(autouse=True)
-def sound() -> None:
+def sound():
     use_sound_kernels()
 
 
 @pytest.mark.parametrize("name", BF16)
-def test_bf16_gives_what_fp32_does(name: str) -> None:
+def test_bf16_gives_what_fp32_does(name):
     wanted = _pass(torch.float32, *BF16[name])
     for result, right in zip(_pass(torch.bfloat16, *BF16[name]), wanted, strict=True):
         assert result.dtype == torch.bfloat16
         assert (result.float() - right).norm() < 0.01 * right.norm()
 
 
-def test_strided_kernels_of_seven_voxels_give_in_fp32_what_they_do_in_fp64() -> None:
+def test_strided_kernels_of_seven_voxels_give_in_fp32_what_they_do_in_fp64():
     case = (F.conv3d, (6, 4, 4), 7, 2)
     for result, right in zip(_pass(torch.float32, *case), _pass(torch.float64, *case), strict=True):
         assert result.dtype == torch.float32
         assert (result.double() - right).norm() < 1e-5 * right.norm()
 
 
-def _pass(
-    dtype: torch.dtype, convolve: Convolve, size: tuple[int, ...], kernel: int, stride: int
-) -> list[Tensor]:
+def _pass(dtype, convolve, size, kernel, stride):
     """The output and the gradients of input, weight and bias; memory freed before is full of NaN."""
     torch.manual_seed(0)
     values = [torch.randn(2, 32, *size), 0.1 * torch.randn(32, 32, *[kernel] * len(size)), torch.randn(32)]
@@ -64,7 +62,7 @@ def _pass(
     return [output, *torch.autograd.grad(output, (x, weight, bias), grad)]
 
 
-def test_the_networks_of_a_run_have_them_and_leave_the_heap_as_it_is() -> None:
+def test_the_networks_of_a_run_have_them_and_leave_the_heap_as_it_is():
     """In a process of its own, since this one has them already; glibc's check of the heap would end it. On AVX2,
     torch's kernel for strided kernels of one voxel fails it.
     """
@@ -84,7 +82,7 @@ def test_the_networks_of_a_run_have_them_and_leave_the_heap_as_it_is() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
-def test_a_gradient_that_nobody_needs_stays_none() -> None:
+def test_a_gradient_that_nobody_needs_stays_none():
     x = torch.randn(2, 32, 2, 4, 4, dtype=torch.bfloat16)
     layer = nn.Conv3d(32, 32, 3, padding=1, bias=False, dtype=torch.bfloat16)
     layer(x).sum().backward()
@@ -96,9 +94,7 @@ def test_a_gradient_that_nobody_needs_stays_none() -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-10), (torch.bfloat16, 2e-2)]
 )
-def test_group_norm_in_channels_last_gives_what_fp64_does(
-    mean: float, groups: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_group_norm_in_channels_last_gives_what_fp64_does(mean, groups, dtype, tolerance):
     torch.manual_seed(0)
     for size, layout in (((6, 7, 8), torch.channels_last_3d), ((9, 8), torch.channels_last)):
         image = (torch.randn(2, 32, *size) + mean).to(dtype)
@@ -119,11 +115,11 @@ def test_group_norm_in_channels_last_gives_what_fp64_does(
         close(norm.weight.grad, wide.weight.grad, max(tolerance, 1e-3 if dtype == torch.float32 else 0))
 
 
-def close(found: Tensor, right: Tensor, tolerance: float) -> None:
+def close(found, right, tolerance):
     assert (found.double() - right).abs().max() <= tolerance * right.abs().max()
 
 
-def test_padding_does_not_bias_the_statistics_of_a_group_norm() -> None:
+def test_padding_does_not_bias_the_statistics_of_a_group_norm():
     image = torch.full((1, 8, 32, 32, 32), 0.123)
     image[..., :6, :6, :6] += torch.randn(6, 6, 6)
     norm = nn.GroupNorm(8, 8)
@@ -134,7 +130,7 @@ def test_padding_does_not_bias_the_statistics_of_a_group_norm() -> None:
     )
 
 
-def test_group_norms_of_contiguous_and_empty_tensors_are_as_before() -> None:
+def test_group_norms_of_contiguous_and_empty_tensors_are_as_before():
     norm, x = nn.GroupNorm(4, 8), torch.randn(2, 8, 3, 4, 5)
     torch.testing.assert_close(norm(x.contiguous(memory_format=torch.channels_last_3d)), norm(x))
     assert norm(x[:0]).shape == (0, 8, 3, 4, 5)

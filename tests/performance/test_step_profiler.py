@@ -1,8 +1,6 @@
 """medconv/performance/step_profiler.py: phases of steps by a clock that the test moves."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -26,20 +24,20 @@ class Run:
 
     def __init__(self, profiler: StepProfiler, log_every_n_steps: int = 0) -> None:
         self.profiler, self.logged = profiler, list[dict[str, float]]()
-        self.trainer: Any = SimpleNamespace(
+        self.trainer = SimpleNamespace(
             strategy=SimpleNamespace(root_device=torch.device("cpu")),
             world_size=2,
             global_step=0,
             log_every_n_steps=log_every_n_steps,
             sanity_checking=False,
         )
-        self.task: Any = SimpleNamespace(log=lambda name, value, **_: self.logged[-1].update({name: value}))
+        self.task = SimpleNamespace(log=lambda name, value, **_: self.logged[-1].update({name: value}))
         profiler.on_fit_start(self.trainer, self.task)
         profiler.on_train_start(self.trainer, self.task)
 
     def step(self, **seconds: float) -> None:
         profiler, batch = self.profiler, {"image": torch.zeros(3)}
-        ends: dict[str, Callable[[], None]] = {
+        ends = {
             "data_wait": lambda: profiler.mark("data_wait"),
             "copy_to_device": lambda: profiler.mark("copy_to_device"),
             "augmentation": lambda: profiler.on_train_batch_start(self.trainer, self.task, batch, 0),
@@ -58,11 +56,11 @@ class Run:
 
 
 @pytest.fixture(autouse=True)
-def clock_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock_of_the_test(monkeypatch):
     clock.use_in_runs(monkeypatch)
 
 
-def test_the_time_between_marks_belongs_to_the_phase_that_ends() -> None:
+def test_the_time_between_marks_belongs_to_the_phase_that_ends():
     profiler = StepProfiler()
     run = Run(profiler)
     run.step()
@@ -79,13 +77,13 @@ def test_the_time_between_marks_belongs_to_the_phase_that_ends() -> None:
     assert profiler.samples == 12 and profiler.samples_per_second == 12 / 22
 
 
-def test_without_a_step_nothing_is_measured() -> None:
+def test_without_a_step_nothing_is_measured():
     profiler = StepProfiler()
     assert profiler.shares() == {}
     assert profiler.data_wait_share is None and profiler.samples_per_second is None
 
 
-def test_the_log_has_the_shares_since_the_last_time() -> None:
+def test_the_log_has_the_shares_since_the_last_time():
     run = Run(StepProfiler(), log_every_n_steps=2)
     run.step()
     run.step()
@@ -97,7 +95,7 @@ def test_the_log_has_the_shares_since_the_last_time() -> None:
     assert second["perf/data_wait_share"] == 12 / 16 and second["perf/samples_per_second"] == 12 / 32
 
 
-def test_a_resumed_run_goes_on_counting() -> None:
+def test_a_resumed_run_goes_on_counting():
     before = StepProfiler()
     Run(before).step()
     after = StepProfiler()

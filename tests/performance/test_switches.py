@@ -21,7 +21,7 @@ Case = tuple[nn.Module, Tensor, int]
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_channels_last_computes_the_same(case: Case, swapped: bool) -> None:
+def test_channels_last_computes_the_same(case, swapped):
     plain, image, _ = case
     if swapped:
         swap_convs(plain, transform)
@@ -40,7 +40,7 @@ def test_channels_last_computes_the_same(case: Case, swapped: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 6, 5), (2, 6, 5, 4)])
 @pytest.mark.parametrize("channels", [1, 4])
-def test_images_get_the_strides_of_the_format(shape: tuple[int, ...], channels: int) -> None:
+def test_images_get_the_strides_of_the_format(shape, channels):
     """Also with one channel: a GPU's convolutions choose their format by the strides."""
     image = torch.rand(shape[0], channels, *shape[1:])
     last = to_memory_format(image, memory_format(True, len(shape) - 1))
@@ -50,7 +50,7 @@ def test_images_get_the_strides_of_the_format(shape: tuple[int, ...], channels: 
     assert to_memory_format(last, torch.contiguous_format).stride() == image.stride()
 
 
-def test_channels_last_converts_2d_and_3d_layers_of_one_network() -> None:
+def test_channels_last_converts_2d_and_3d_layers_of_one_network():
     network = nn.ModuleList(
         [nn.Conv2d(2, 3, 3), nn.ConvTranspose2d(2, 3, 3), nn.Conv3d(2, 3, 3), nn.ConvTranspose3d(2, 3, 3)]
     )
@@ -59,7 +59,7 @@ def test_channels_last_converts_2d_and_3d_layers_of_one_network() -> None:
         assert layer.weight.is_contiguous(memory_format=layout) and not layer.weight.is_contiguous()
 
 
-def test_without_switches_the_network_stays_as_it_is() -> None:
+def test_without_switches_the_network_stays_as_it_is():
     network = UNet(2, 1, 2, (4, 8), (2,))
     before = [type(layer) for layer in network.modules()]
     assert apply_switches(network, channels_last=False) is network
@@ -68,7 +68,7 @@ def test_without_switches_the_network_stays_as_it_is() -> None:
     assert network._compiled_call_impl is None
 
 
-def test_compile_keeps_names_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_keeps_names_and_output(monkeypatch):
     """Without the C++ of the last stage, which takes long."""
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -82,16 +82,14 @@ def test_compile_keeps_names_and_output(monkeypatch: pytest.MonkeyPatch) -> None
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_the_log_has_the_number_of_checkpointed_blocks(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_the_number_of_checkpointed_blocks(caplog):
     with caplog.at_level(logging.INFO):
         apply_switches(UNet(2, 1, 2, (4, 8), (2,)), channels_last=False, activation_checkpointing="blocks")
     assert "checkpointing 3 blocks" in caplog.text
 
 
 @pytest.mark.parametrize("sync_batchnorm", [True, False])
-def test_batch_norms_stay_for_sync_batchnorm_and_the_log_says_so(
-    sync_batchnorm: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_batch_norms_stay_for_sync_batchnorm_and_the_log_says_so(sync_batchnorm, caplog):
     network = UNet(2, 1, 2, (4, 8), (2,), norm="batch")
     with caplog.at_level(logging.INFO):
         apply_switches(network, channels_last=True, fast_norm=True, sync_batchnorm=sync_batchnorm)
@@ -99,13 +97,13 @@ def test_batch_norms_stay_for_sync_batchnorm_and_the_log_says_so(
     assert are_plain == sync_batchnorm == ("batch norms stay as they are" in caplog.text)
 
 
-def test_compile_without_a_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_without_a_compiler_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match=r"compile=true: it needs a C\+\+ compiler"):
         apply_switches(nn.Identity(), channels_last=False, compile=True)
 
 
-def test_memory_format_follows_the_dimensions() -> None:
+def test_memory_format_follows_the_dimensions():
     assert memory_format(False, 2) is memory_format(False, 3) is torch.contiguous_format
     assert (memory_format(True, 2), memory_format(True, 3)) == (torch.channels_last, torch.channels_last_3d)

@@ -1,11 +1,8 @@
 """medconv/performance/trace.py: a trace of steps, and the time of each layer in it."""
 
 import logging
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -13,10 +10,8 @@ from medconv.convs import smooth
 from medconv.performance.trace import Trace, layer_ranges, layer_seconds
 
 
-def test_a_run_too_short_for_a_trace_gives_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer: Any = SimpleNamespace(is_global_zero=True)
+def test_a_run_too_short_for_a_trace_gives_a_warning(tmp_path, caplog):
+    trainer = SimpleNamespace(is_global_zero=True)
     trace = Trace(tmp_path, skip=3)
     trace.on_train_start(trainer, trainer)
     trace.on_train_batch_end(trainer, trainer, None, None, 0)
@@ -24,15 +19,13 @@ def test_a_run_too_short_for_a_trace_gives_a_warning(
     assert "the profiler wrote no trace: recording starts after 5 batches" in caplog.text
 
 
-def test_layers_have_their_names_and_their_backward_pass(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_have_their_names_and_their_backward_pass(tmp_path, caplog):
     """Of a plain layer, a parametrized one, and one hundred times as large as the others."""
     caplog.set_level(logging.INFO)
     network = nn.Sequential(nn.Conv2d(1, 2, 1), smooth(nn.Conv2d(2, 2, 3, padding=1), throughout=True))
     network.append(nn.ModuleDict({"large": nn.Conv2d(2, 64, 5, padding=2)})["large"])
-    trainer: Any = SimpleNamespace(is_global_zero=True)
-    task: Any = SimpleNamespace(network=network)
+    trainer = SimpleNamespace(is_global_zero=True)
+    task = SimpleNamespace(network=network)
     trace = Trace(tmp_path, skip=0, steps=2)
     trace.on_train_start(trainer, task)
     for step in range(4):
@@ -49,7 +42,7 @@ def test_layers_have_their_names_and_their_backward_pass(
     assert all(f'"layer {number}"' in text for number in range(3)) and "parametrizations" not in text
 
 
-def test_a_backward_pass_is_counted_with_its_layer() -> None:
+def test_a_backward_pass_is_counted_with_its_layer():
     """With one microsecond for each event: the forward pass, and the nodes of its two operators."""
     network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     with torch.profiler.profile() as profile, layer_ranges(network):
@@ -68,7 +61,7 @@ def test_a_backward_pass_is_counted_with_its_layer() -> None:
     assert {layer: round(value * 1e6) for layer, value in seconds.items()} == {"0": 3, "2": 3}
 
 
-def test_a_compiled_network_keeps_its_code() -> None:
+def test_a_compiled_network_keeps_its_code():
     network = nn.Sequential(nn.Linear(2, 2))
     network.compile(backend="eager")
     with layer_ranges(network):

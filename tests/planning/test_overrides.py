@@ -1,7 +1,5 @@
 """medconv/planning/limits.py: values of the config that no plan can have are refused."""
 
-from typing import Any
-
 import pytest
 from helpers.plans import single_case
 
@@ -18,11 +16,11 @@ from medconv.planning.planner import plan
         ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
     ],
 )
-def test_numbers_below_one_are_refused(values: dict[str, Any], message: str) -> None:
+def test_numbers_below_one_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         PlanOverrides(**values)
 
 
-def test_resize_is_not_for_label_maps() -> None:
+def test_resize_is_not_for_label_maps():
     with pytest.raises(ValueError, match=r"resize needs cases with values"):
         plan(single_case((30, 30), (1, 1)), PlanOverrides(resize=(17, 17)))

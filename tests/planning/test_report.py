@@ -1,7 +1,6 @@
 """medconv/planning/report.py: the table of a plan, and the hint where a patch shows little of the image."""
 
 import re
-from typing import Any
 
 import pytest
 from helpers.plans import NNUNET, published, reason, single_case
@@ -13,7 +12,7 @@ from medconv.planning.spacing import median_shape, view_share
 from medconv.planning.topology import Budget, Network
 
 
-def test_the_table_has_every_value_with_its_reason() -> None:
+def test_the_table_has_every_value_with_its_reason():
     prostate = plan(
         published("prostate"),
         budget=Budget(10, "measured", "bf16-mixed", "blocks"),
@@ -33,7 +32,7 @@ def test_the_table_has_every_value_with_its_reason() -> None:
     assert all(line[:column].isspace() and line[column] != " " for line in lines if line not in rows)
 
 
-def test_a_small_patch_names_the_spacing_that_would_show_more() -> None:
+def test_a_small_patch_names_the_spacing_that_would_show_more():
     liver = plan(published("liver"), budget=NNUNET)
     assert "1.9 % of it: spacing_mm=[1.85,1.85,2.4] would show more" in reason(liver, "patch")
     many = plan(published("liver"), PlanOverrides(batch_size=9), NNUNET)
@@ -42,7 +41,7 @@ def test_a_small_patch_names_the_spacing_that_would_show_more() -> None:
 
 
 @pytest.mark.parametrize("patch_size", [None, (64, 64, 10)])
-def test_the_spacing_that_would_show_more_shows_a_quarter(patch_size: tuple[int, ...] | None) -> None:
+def test_the_spacing_that_would_show_more_shows_a_quarter(patch_size):
     """And leaves slices of 5 mm, all of which the patch sees, as thick as they are."""
     slices = single_case((400, 400, 10), (0.5, 0.5, 5.0))
     budget = Budget(0.5)
@@ -54,13 +53,13 @@ def test_the_spacing_that_would_show_more_shows_a_quarter(patch_size: tuple[int,
     assert view_share(wider.patch_size, median_shape(slices, wider.spacing_mm)) >= 0.25
 
 
-def test_the_table_names_a_value_as_its_caller_does() -> None:
+def test_the_table_names_a_value_as_its_caller_does():
     names = {"spacing_mm": "data.spacing_mm", "max_stages": "plan.max_stages"}
     liver = plan(published("liver"), PlanOverrides(max_stages=2, names=names), NNUNET)
     assert "data.spacing_mm=[" in reason(liver, "patch") and "plan.max_stages" in reason(liver, "stages")
 
 
-def test_the_reason_of_the_strides_fits_them() -> None:
+def test_the_reason_of_the_strides_fits_them():
     assert reason(plan(published("hippocampus"), budget=NNUNET), "strides").startswith("equal along all axes")
     for strides in (((2, 2, 2), (2, 2, 1)), ((2, 2, 1),)):
         stages = len(strides) + 1
@@ -69,7 +68,7 @@ def test_the_reason_of_the_strides_fits_them() -> None:
         assert rows["strides"].startswith("an axis is not halved")
 
 
-def test_the_reasons_of_a_single_stage_fit_it() -> None:
+def test_the_reasons_of_a_single_stage_fit_it():
     """A single stage has no strides, and kernels of 3 across thick slices, too."""
     thick = plan(single_case((32, 32, 8), (1, 1, 20)), PlanOverrides(max_stages=1))
     assert thick.strides == () and thick.kernel_sizes == ((3, 3, 3),)
@@ -81,13 +80,13 @@ def test_the_reasons_of_a_single_stage_fit_it() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_limit_of_the_channels_is_that_of_the_size(size: str) -> None:
+def test_the_limit_of_the_channels_is_that_of_the_size(size):
     liver = plan(published("liver"), budget=Budget(10, size=size))
     assert max(liver.channels) == SIZES[size].max_channels[3]
     assert reason(liver, "channels") == "twice as many in each stage, up to the size's limit"
 
 
-def test_an_axis_of_an_odd_patch_is_said_to_rest() -> None:
+def test_an_axis_of_an_odd_patch_is_said_to_rest():
     """45 voxels of 1 mm are neither short nor longer than others, but cannot be halved."""
     planned = plan(single_case((36, 50, 35), (1, 1, 1)), PlanOverrides(patch_size=[45, 60, 16]))
     assert planned.strides == ((1, 2, 2), (1, 2, 2))
@@ -108,5 +107,5 @@ def test_an_axis_of_an_odd_patch_is_said_to_rest() -> None:
         ({"strides": [2]}, "strides"),
     ],
 )
-def test_the_reason_of_the_stages_names_what_limits_them(values: dict[str, Any], expected: str) -> None:
+def test_the_reason_of_the_stages_names_what_limits_them(values, expected):
     assert reason(plan(single_case((64, 64, 64), (1, 1, 1)), PlanOverrides(**values)), "stages") == expected

@@ -11,7 +11,7 @@ from medconv.planning.planner import plan
 from medconv.planning.topology import Budget
 
 
-def test_sizes_fall_in_every_limit() -> None:
+def test_sizes_fall_in_every_limit():
     full, *coarsening = SIZES.values()
     assert full == replace(coarsening[0], name="full", enough_steps=full.enough_steps, coarsens=False)
     assert full.enough_steps > coarsening[0].enough_steps
@@ -24,7 +24,7 @@ def test_sizes_fall_in_every_limit() -> None:
 
 
 @pytest.mark.parametrize("name", ["hippocampus", "prostate", "liver"])
-def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name: str) -> None:
+def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name):
     plans = [plan(published(name), budget=Budget(1, size=size)) for size in SIZES if size != "full"]
     for larger, smaller in pairwise(plans):
         assert smaller.channels[0] < larger.channels[0] and smaller.batch_size <= larger.batch_size
@@ -32,6 +32,6 @@ def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name: str) 
     assert plans[-1].size == "tiny" and plans[-1].rows[0][:2] == ("size", "tiny")
 
 
-def test_a_size_that_does_not_exist_is_an_error() -> None:
+def test_a_size_that_does_not_exist_is_an_error():
     with pytest.raises(ValueError, match=r"size must be full, large, medium, small, tiny or None, got huge"):
         need_size("huge")

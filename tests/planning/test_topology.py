@@ -4,7 +4,6 @@ that fit no network; every plan can be built.
 
 import itertools
 from math import prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from medconv.planning.planner import plan
 from medconv.planning.topology import Budget, Network, encoder_convs, num_weights, stem_for
 
 THIN_MM, THICK_MM = 0.62, 3.6
-SHAPES: list[tuple[int, ...]] = [
+SHAPES = [
     *((36, 50, 35), (7, 9, 100), (320, 320, 11), (4, 4, 4), (15, 16, 17), (600, 20, 5)),
     *((64, 64), (700, 500), (5, 9)),
 ]
@@ -28,7 +27,7 @@ SPACINGS = [(1.0, 1.0, 1.0), (0.5, 0.5, 7.5), (3.0, 0.4, 1.0)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spacing", SPACINGS)
 @pytest.mark.parametrize("gb", [1.5, 10])
-def test_every_plan_can_be_built(shape: tuple[int, ...], spacing: tuple[float, ...], gb: float) -> None:
+def test_every_plan_can_be_built(shape, spacing, gb):
     axes = len(shape)
     planned = plan(single_case(shape, spacing[:axes]), budget=Budget(gb))
     steps = np.array(planned.strides, int).reshape(-1, axes)
@@ -49,10 +48,10 @@ def test_every_plan_can_be_built(shape: tuple[int, ...], spacing: tuple[float, .
 
 
 @pytest.mark.parametrize("thick", range(3))
-def test_thick_slices_are_halved_once_voxels_are_about_cubes(thick: int) -> None:
+def test_thick_slices_are_halved_once_voxels_are_about_cubes(thick):
     """20 slices of 3.6 mm, voxels of 0.62 mm: the first two steps halve the plane alone."""
 
-    def at(across: Any, within: Any) -> tuple[Any, ...]:
+    def at(across, within):
         return tuple(across if axis == thick else within for axis in range(3))
 
     planned = plan(single_case(at(20, 320), at(THICK_MM, THIN_MM)), budget=Budget(24))
@@ -61,14 +60,14 @@ def test_thick_slices_are_halved_once_voxels_are_about_cubes(thick: int) -> None
     assert planned.kernel_sizes == (at(1, 3), at(1, 3), *(at(3, 3),) * 5)
 
 
-def test_kernels_stay_3_once_they_are_and_are_3_in_the_last_stage() -> None:
+def test_kernels_stay_3_once_they_are_and_are_3_in_the_last_stage():
     flat = plan(single_case((256, 256, 8), (1, 1, 1)), budget=NNUNET)
     assert [step[2] for step in flat.strides] == [2, 1, 1, 1, 1, 1] and flat.kernel_sizes == ((3, 3, 3),) * 7
     thick = plan(single_case((32, 32, 8), (1, 1, 20)))
     assert thick.kernel_sizes == ((3, 3, 1),) * 3 + ((3, 3, 3),)
 
 
-def test_a_patch_of_the_config_is_halved_where_it_is_even() -> None:
+def test_a_patch_of_the_config_is_halved_where_it_is_even():
     planned = plan(single_case((36, 50, 35), (1, 1, 1)), PlanOverrides(patch_size=[45, 60, 16]))
     assert planned.patch_size == (45, 60, 16) and planned.strides == ((1, 2, 2), (1, 2, 2))
 
@@ -90,13 +89,13 @@ def test_a_patch_of_the_config_is_halved_where_it_is_even() -> None:
         ({"channels": [8, 0]}, r"channels needs one number of 1 or more for each of 2 stages"),
     ],
 )
-def test_values_that_fit_no_network_are_refused(values: dict[str, Any], message: str) -> None:
+def test_values_that_fit_no_network_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         plan(single_case((36, 50, 35), (1, 1, 1)), PlanOverrides(**values))
 
 
 @pytest.mark.parametrize("blocks", [None, (1, 2, 4, 9)])
-def test_num_weights_counts_the_kernels_of_the_unet(blocks: tuple[int, ...] | None) -> None:
+def test_num_weights_counts_the_kernels_of_the_unet(blocks):
     strides, kernels, channels = ((2, 2, 1), (2, 2, 2)), ((3, 3, 1), (3, 3, 3), (3, 3, 3)), (8, 12, 16)
     with torch.device("meta"):
         decoder = 2 if blocks is None else 1
@@ -118,5 +117,5 @@ def test_num_weights_counts_the_kernels_of_the_unet(blocks: tuple[int, ...] | No
         ((96, 96, 64), (7, 2, False)),
     ],
 )
-def test_the_stem_depends_on_the_image_size(size: tuple[int, ...], stem: tuple[int, int, bool]) -> None:
+def test_the_stem_depends_on_the_image_size(size, stem):
     assert tuple(stem_for(size).values()) == stem

@@ -9,13 +9,13 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 
 
-def test_every_kind_is_found_by_its_name() -> None:
+def test_every_kind_is_found_by_its_name():
     assert {"label_map", "regions", "multiclass", "multilabel", "regression"} <= set(all_kinds())
     for name, kind in all_kinds().items():
         assert kind.kind == name and issubclass(kind, Targets)
 
 
-def test_a_family_accepts_its_own_kinds_alone() -> None:
+def test_a_family_accepts_its_own_kinds_alone():
     classes, label_map = MulticlassTargets(("a", "b")), LabelMapTargets.of_classes(["background", "a"])
     assert Targets.from_plain(classes.plain()) == ImageLevelTargets.from_plain(classes.plain()) == classes
     assert SegmentationTargets.from_plain(label_map.plain()) == label_map
@@ -26,6 +26,6 @@ def test_a_family_accepts_its_own_kinds_alone() -> None:
             Targets.from_plain(content)
 
 
-def test_a_description_tells_targets_apart() -> None:
+def test_a_description_tells_targets_apart():
     assert MulticlassTargets(("a", "b")).description == "multiclass: a, b"
     assert LabelMapTargets.of_classes(["background", "a"]).description == "label_map: a=1"

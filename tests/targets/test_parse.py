@@ -1,8 +1,5 @@
 """medconv/targets/parse.py: classes, regions and the value to ignore, of a dataset.json and of a config."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from helpers.volumes import edit_json, label_array, save, tiny, write_msd, write_nnunet
@@ -12,11 +9,10 @@ from medconv.data.datasets.dataset_json import msd, nnunet, targets_of
 from medconv.data.preprocessing.examine import examine
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.segmentation import SegmentationTargets
 
 REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
 REGIONS_OF_CONFIG = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
-CONFIGS: list[tuple[Any, Any, Any, SegmentationTargets]] = [
+CONFIGS = [
     (None, None, None, LabelMapTargets.of_classes(["background", "big", "small"])),
     (None, None, 255, LabelMapTargets.of_classes(["background", "big", "small"], 255)),
     (None, None, 2, LabelMapTargets.of_classes(["background", "big"], 2)),
@@ -32,7 +28,7 @@ CONFIGS: list[tuple[Any, Any, Any, SegmentationTargets]] = [
 TWO_REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
 
 
-def test_regions_and_ignore_of_an_nnunet_dataset(tmp_path: Path) -> None:
+def test_regions_and_ignore_of_an_nnunet_dataset(tmp_path):
     root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2])
     dataset = nnunet(root)
     assert dataset.class_names == ("background", "label 1", "small")
@@ -43,7 +39,7 @@ def test_regions_and_ignore_of_an_nnunet_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "labels", [{"0": "background", "1": "big", "5": "ignore"}, {"background": 0, "big": 1, "ignore": 5}]
 )
-def test_ignore_is_a_value_and_not_a_class(tmp_path: Path, labels: dict[str, Any]) -> None:
+def test_ignore_is_a_value_and_not_a_class(tmp_path, labels):
     write, read = (write_msd, msd) if "0" in labels else (write_nnunet, nnunet)
     dataset = read(edit_json(write(tmp_path), labels=labels))
     assert dataset.class_names == ("background", "big")
@@ -53,7 +49,7 @@ def test_ignore_is_a_value_and_not_a_class(tmp_path: Path, labels: dict[str, Any
 @pytest.mark.parametrize(
     "labels", [{**REGIONS, "small": 2_000_000_000}, {**REGIONS, "ignore": 2_000_000_000}]
 )
-def test_label_values_above_16_bits_are_refused(tmp_path: Path, labels: dict[str, Any]) -> None:
+def test_label_values_above_16_bits_are_refused(tmp_path, labels):
     root = edit_json(write_nnunet(tmp_path), labels=labels, regions_class_order=[1, 2])
     with pytest.raises(
         ValueError, match=r"dataset\.json: label values must lie in 0 to 32767, got {'\w+': 2000000000}"
@@ -62,15 +58,13 @@ def test_label_values_above_16_bits_are_refused(tmp_path: Path, labels: dict[str
 
 
 @pytest.mark.parametrize(("regions", "order", "ignore", "targets"), CONFIGS)
-def test_the_config_changes_the_targets(
-    tmp_path: Path, regions: Any, order: Any, ignore: Any, targets: SegmentationTargets
-) -> None:
+def test_the_config_changes_the_targets(tmp_path, regions, order, ignore, targets):
     dataset = tiny(tmp_path).with_targets(regions=regions, regions_order=order, ignore_label=ignore)
     assert dataset.targets == targets
     assert len(dataset.class_names) == (2 if targets.ignore == 2 else 3)
 
 
-def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
+def test_the_config_overrides_only_the_keys_it_sets(tmp_path):
     dataset = nnunet(edit_json(write_nnunet(tmp_path), labels=REGIONS_OF_CONFIG, regions_class_order=[1, 2]))
     assert (
         dataset.with_targets(regions=None, regions_order=None, ignore_label=None).targets == dataset.targets
@@ -120,14 +114,12 @@ def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
         (None, None, "smal", r"ignore_label: smal is not a class; did you mean small\?"),
     ],
 )
-def test_values_of_the_config_that_fit_no_dataset_are_refused(
-    tmp_path: Path, regions: Any, order: Any, ignore: Any, message: str
-) -> None:
+def test_values_of_the_config_that_fit_no_dataset_are_refused(tmp_path, regions, order, ignore, message):
     with pytest.raises(ValueError, match=message):
         tiny(tmp_path).with_targets(regions=regions, regions_order=order, ignore_label=ignore)
 
 
-def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
+def test_the_only_class_cannot_be_ignored(tmp_path):
     dataset = msd(edit_json(write_msd(tmp_path), labels={"0": "background", "1": "box"}))
     with pytest.raises(
         ValueError, match=r"ignore_label must be above all classes, from 2 to 32767, got 1, class box"
@@ -135,7 +127,7 @@ def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
         dataset.with_targets(regions=None, regions_order=None, ignore_label=1)
 
 
-def test_of_several_values_to_ignore_label_maps_are_read_with_the_first(tmp_path: Path) -> None:
+def test_of_several_values_to_ignore_label_maps_are_read_with_the_first(tmp_path):
     dataset = tiny(tmp_path).with_targets(regions=None, regions_order=None, ignore_label=[9, 254, 255])
     assert (dataset.targets.ignore, dataset.targets.also_ignored) == (9, (254, 255))
     label = label_array(0).astype(np.int16)
@@ -152,7 +144,7 @@ def test_of_several_values_to_ignore_label_maps_are_read_with_the_first(tmp_path
 
 
 @pytest.mark.parametrize("order", [[[1], [2]], ["1", "2"], "12", 1])
-def test_an_order_without_one_value_per_region_is_refused(tmp_path: Path, order: Any) -> None:
+def test_an_order_without_one_value_per_region_is_refused(tmp_path, order):
     root = edit_json(write_nnunet(tmp_path), labels=TWO_REGIONS, regions_class_order=order)
     with pytest.raises(
         ValueError, match=r"regions_class_order must give each of \['lesion', 'small'\] a label value"

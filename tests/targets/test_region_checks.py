@@ -1,8 +1,5 @@
 """medconv/targets/region_checks.py: an order has one value of each region."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from helpers.volumes import edit_json, write_nnunet
 
@@ -12,7 +9,7 @@ REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
 
 
 @pytest.mark.parametrize("order", [[[1], [2]], ["1", "2"], "12", 1])
-def test_an_order_without_one_value_per_region_is_refused(tmp_path: Path, order: Any) -> None:
+def test_an_order_without_one_value_per_region_is_refused(tmp_path, order):
     root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=order)
     with pytest.raises(
         ValueError, match=r"regions_class_order must give each of \['lesion', 'small'\] a label value"

@@ -11,7 +11,7 @@ CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
 REGIONS = RegionTargets(("lesion", "core"), ((1, 2), (2,)), None, (1, 2))
 
 
-def test_dice_of_a_class_that_is_not_annotated_is_undefined() -> None:
+def test_dice_of_a_class_that_is_not_annotated_is_undefined():
     prediction, reference = np.array([1, 1, 2, 0]), np.array([0, 1, 2, 2])
     assert CLASSES.dice(prediction, reference) == {"a": pytest.approx(2 / 3), "b": pytest.approx(2 / 3)}
     assert CLASSES.dice(prediction, reference, (True, False, True)) == {"a": None, "b": pytest.approx(2 / 3)}
@@ -19,7 +19,7 @@ def test_dice_of_a_class_that_is_not_annotated_is_undefined() -> None:
     assert row == {"lesion": None, "core": pytest.approx(2 / 3)}
 
 
-def test_the_worst_cases_are_named_beside_the_spread() -> None:
+def test_the_worst_cases_are_named_beside_the_spread():
     rows = {case: {"a": value, "b": 0.5} for case, value in zip("wxyz", (0.9, 0.1, 0.7, 0.5), strict=True)}
     scores = CLASSES.scores.case_scores({**rows, "empty": {"a": None, "b": None}})
     # of 0.7, 0.3, 0.6 and 0.5: the root of 0.0875 / 3

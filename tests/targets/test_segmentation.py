@@ -1,7 +1,6 @@
 """medconv/targets/segmentation.py: labels to references, logits to label maps, and content of files."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ SEVERAL = replace(IGNORING, also_ignored=(7, 8))
 REGIONS = RegionTargets(("lesion", "core"), ((1, 2), (2,)), None, (1, 2))
 
 
-def test_numbers_of_outputs_and_values() -> None:
+def test_numbers_of_outputs_and_values():
     assert (CLASSES.num_outputs, CLASSES.num_values) == (3, 3)
     assert (REGIONS.num_outputs, REGIONS.num_values, REGIONS.words) == (2, 3, "lesion=1+2, core=2")
 
@@ -26,7 +25,7 @@ def test_numbers_of_outputs_and_values() -> None:
 @pytest.mark.parametrize(
     "targets", [CLASSES, IGNORING, SEVERAL, REGIONS], ids=["classes", "ignoring", "several", "regions"]
 )
-def test_targets_return_from_a_file(targets: SegmentationTargets) -> None:
+def test_targets_return_from_a_file(targets):
     assert SegmentationTargets.from_plain(targets.plain()) == targets
 
 
@@ -46,25 +45,25 @@ def test_targets_return_from_a_file(targets: SegmentationTargets) -> None:
         ({"ignore": 9, "also_ignored": [1]}, "the label value to ignore must not be a class"),
     ],
 )
-def test_invalid_content_of_a_file_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_content_of_a_file_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         SegmentationTargets.from_plain({**CLASSES.plain(), **changes})
     with pytest.raises(ValueError, match="targets of label maps need names, values and ignore"):
         SegmentationTargets.from_plain({"kind": "label_map", "names": ["a"]})
 
 
-def test_label_maps_have_one_value_to_ignore() -> None:
+def test_label_maps_have_one_value_to_ignore():
     label = np.array([0, 7, 2, 8, 9], np.int16)
     assert SEVERAL.one_ignored(label).tolist() == [0, 9, 2, 9, 9] and IGNORING.one_ignored(label) is label
 
 
-def test_label_values_have_names_of_their_classes_or_regions() -> None:
+def test_label_values_have_names_of_their_classes_or_regions():
     assert LabelMapTargets(("liver", "tumour"), ((1,), (2,))).value_names == {1: "liver", 2: "tumour"}
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)))
     assert regions.value_names == {1: "whole", 2: "whole + core"}
 
 
-def test_labelled_voxels_keep_their_order_and_channels() -> None:
+def test_labelled_voxels_keep_their_order_and_channels():
     values = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
     labelled = torch.rand(2, 1, 4, 5, generator=torch.Generator().manual_seed(0)) > 0.5
     row = labelled_row(values, labelled)
@@ -73,12 +72,12 @@ def test_labelled_voxels_keep_their_order_and_channels() -> None:
     assert torch.equal(row[0, :, :, 0], torch.stack(expected, 1))
 
 
-def test_flags_of_outputs_have_one_value_for_all_voxels() -> None:
+def test_flags_of_outputs_have_one_value_for_all_voxels():
     flags = torch.tensor([[True, False]])
     assert over_voxels(flags, torch.zeros(1, 2, 3, 4, 5)).shape == (1, 2, 1, 1, 1)
 
 
-def test_a_loss_tells_by_its_arguments_whether_it_takes_a_mask() -> None:
+def test_a_loss_tells_by_its_arguments_whether_it_takes_a_mask():
     class Masked(nn.Module):
         def forward(self, outputs: torch.Tensor, reference: torch.Tensor, labelled: torch.Tensor) -> None: ...
 

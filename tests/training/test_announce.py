@@ -4,7 +4,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
@@ -37,16 +36,16 @@ PARAMETERS = {
 }
 
 
-def trainer(loggers: Any = False, **settings: Any) -> L.Trainer:
+def trainer(loggers=False, **settings):
     return L.Trainer(accelerator="cpu", devices=1, logger=loggers, enable_checkpointing=False, **settings)
 
 
-def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog):
     accumulating = trainer(accumulate_grad_batches=4)
-    task: Any = SimpleNamespace(network=nn.Linear(100, 100, bias=False), growing_patch=GrowingPatch((8, 8)))
+    task = SimpleNamespace(network=nn.Linear(100, 100, bias=False), growing_patch=GrowingPatch((8, 8)))
     caplog.clear()  # of Lightning's messages
     caplog.set_level(logging.INFO, "medconv")
-    prepared: Any = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=range(5), val=range(2))
+    prepared = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=range(5), val=range(2))
     config = replace(CONFIG, data=replace(CONFIG.data, global_batch_size=6))
     loggers.announce(config, prepared, task, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
@@ -63,11 +62,11 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     ]
 
 
-def test_a_run_says_why_its_patches_have_few_sizes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_says_why_its_patches_have_few_sizes(caplog):
     caplog.set_level(logging.INFO, "medconv")
     growing = GrowingPatch((8, 8), max_sizes=4)
-    task: Any = SimpleNamespace(network=nn.Linear(1, 1), growing_patch=growing)
-    prepared: Any = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=(), val=())
+    task = SimpleNamespace(network=nn.Linear(1, 1), growing_patch=growing)
+    prepared = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=(), val=())
     loggers.announce(CONFIG, prepared, task, trainer(), RunDir(Path("runs/x")))
     line = "patches grow: 4 sizes, from 16 x 24 voxels; at most 4, since cuDNN tries its algorithms for each"
     assert line in caplog.messages
@@ -76,7 +75,7 @@ def test_a_run_says_why_its_patches_have_few_sizes(caplog: pytest.LogCaptureFixt
 NORMS = nn.Sequential(nn.Conv3d(1, 2, 1), nn.InstanceNorm3d(2))
 
 
-def test_fast_norm_without_such_norms_is_named() -> None:
+def test_fast_norm_without_such_norms_is_named():
     perf = PerfConfig(channels_last=True, fast_norm=True)
     trainer = TrainerConfig(accelerator="cpu")
     assert loggers.without_effect(perf, trainer, NORMS) == []
@@ -102,15 +101,13 @@ DEPTHWISE = nn.Sequential(nn.Conv3d(4, 4, 3, groups=4), nn.InstanceNorm3d(4))
         ),
     ],
 )
-def test_fast_depthwise_without_effect_is_named(
-    network: nn.Module, setting: bool, precision: str, line: str | None
-) -> None:
+def test_fast_depthwise_without_effect_is_named(network, setting, precision, line):
     perf = replace(PLAIN, fast_depthwise=setting)
     trainer = TrainerConfig(accelerator="cpu", precision=precision)
     assert loggers.without_effect(perf, trainer, network) == ([] if line is None else [line])
 
 
-def test_switches_without_effect_are_named_with_the_reason() -> None:
+def test_switches_without_effect_are_named_with_the_reason():
     trainer = TrainerConfig(accelerator="cpu")
     assert loggers.without_effect(PLAIN, trainer, NORMS) == []
     assert loggers.without_effect(
@@ -130,10 +127,10 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
     assert loggers.without_effect(PLAIN, limited, NORMS, test=True) == []
 
 
-def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path):
     board = TensorBoard(tmp_path, name="", version="tensorboard")
     plan = SimpleNamespace(rows=(("patch", "32 x 48", "the median image"),))
-    loggers.log_start_texts(trainer([board]), CONFIG, plan)  # type: ignore[arg-type]
+    loggers.log_start_texts(trainer([board]), CONFIG, plan)
     board.finalize("success")
     events = EventAccumulator(board.log_dir).Reload()
     texts = {
@@ -149,8 +146,8 @@ def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path: Path) -> No
     [("", PARAMETERS), ('{"data.fold": "1", "conv": "separable"}', {"data.fold": 1.0, "conv": "separable"})],
 )
 def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_best_score(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: str, expected: dict[str, Any]
-) -> None:
+    tmp_path, monkeypatch, sweep, expected
+):
     """Other loggers get all hyperparameters in both cases."""
     monkeypatch.setenv(loggers.HPARAMS, sweep)
     folder, board = RunDir(tmp_path), TensorBoard(tmp_path, name="", version="tensorboard")

@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import lightning
 import numpy as np
@@ -21,12 +20,12 @@ from medconv.utils.signals import RunInterrupted
 
 
 @pytest.fixture
-def overrides(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def overrides(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return [*tiny.overrides(dataset), "logger=none"]
 
 
-def test_keywords_are_keys_and_groups(overrides: list[str]) -> None:
+def test_keywords_are_keys_and_groups(overrides):
     config = medconv.compose(
         overrides,
         conv="basis",
@@ -40,13 +39,13 @@ def test_keywords_are_keys_and_groups(overrides: list[str]) -> None:
     assert config.data.source_spacing_mm == [1, 2.5, 3] and config.tags == ["it's", "a, b"]
 
 
-def test_the_folder_is_that_of_the_command(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_is_that_of_the_command(overrides, capsys):
     config = medconv.compose(overrides)
     run_command(["train", *overrides, "run.dry_run=true"])
     assert f"# runs/{config.run.name}\n" in capsys.readouterr().out
 
 
-def test_options_of_ones_own_are_found(overrides: list[str], tmp_path: Path) -> None:
+def test_options_of_ones_own_are_found(overrides, tmp_path):
     (tmp_path / "mine/loss").mkdir(parents=True)
     (tmp_path / "mine/loss/plain.yaml").write_text("_target_: torch.nn.CrossEntropyLoss\n")
     config = medconv.compose(overrides, config_dir="mine", loss="plain")
@@ -63,12 +62,12 @@ def test_options_of_ones_own_are_found(overrides: list[str], tmp_path: Path) -> 
         ([], {"model": "segresnt"}, "there is no model=segresnt; did you mean segresnet"),
     ],
 )
-def test_what_cannot_be_composed(arguments: Any, values: dict[str, Any], error: str) -> None:
+def test_what_cannot_be_composed(arguments, values, error):
     with pytest.raises(ConfigError, match=error):
         medconv.compose(arguments, **values)
 
 
-def test_a_run_gives_its_result_and_is_not_trained_twice(overrides: list[str]) -> None:
+def test_a_run_gives_its_result_and_is_not_trained_twice(overrides):
     handlers = logging.getLogger().handlers[:]
     config = medconv.compose(overrides, trainer__max_steps=2)
     result = medconv.train(config)
@@ -84,7 +83,7 @@ def test_a_run_gives_its_result_and_is_not_trained_twice(overrides: list[str]) -
     assert result.checkpoint.stat().st_mtime_ns == written
 
 
-def test_the_same_weights_as_by_the_command(overrides: list[str]) -> None:
+def test_the_same_weights_as_by_the_command(overrides):
     result = medconv.train(overrides, trainer__max_steps=2, run__name="python")
     run_command(["train", *overrides, "trainer.max_steps=2", "run.name=command"])
     files = [result.checkpoint, Path("runs/command/checkpoints/best.ckpt")]
@@ -94,13 +93,13 @@ def test_the_same_weights_as_by_the_command(overrides: list[str]) -> None:
         assert torch.equal(value, second[name]), name
 
 
-def test_several_devices_need_the_command(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_need_the_command(overrides, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     with pytest.raises(ConfigError, match=r"trainer\.devices=2, .* take the command `medconv train`"):
         medconv.train(overrides, trainer__devices=2)
 
 
-def test_values_beside_a_composed_config_are_refused(overrides: list[str]) -> None:
+def test_values_beside_a_composed_config_are_refused(overrides):
     config = medconv.compose(overrides)
     with pytest.raises(ConfigError, match=r"seed: has no effect on a composed config"):
         medconv.train(config, seed=1)
@@ -109,10 +108,8 @@ def test_values_beside_a_composed_config_are_refused(overrides: list[str]) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_is_pythons_own(
-    number: signal.Signals, overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
+def test_an_interrupt_is_pythons_own(number, overrides, monkeypatch):
+    def interrupted(*_):
         raise RunInterrupted(number)
 
     monkeypatch.setattr(run, "train", interrupted)
@@ -125,7 +122,7 @@ def test_an_interrupt_is_pythons_own(
         assert "the same call resumes the run" in str(error.value)
 
 
-def test_task_and_data_train_in_lightnings_own_trainer(overrides: list[str], dataset: Path) -> None:
+def test_task_and_data_train_in_lightnings_own_trainer(overrides, dataset):
     setup = medconv.prepare(overrides)
     assert isinstance(setup, api.Prepared) and setup.config.derived.spatial_dims == 3
     assert not Path("runs").exists()

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from medconv.models.unet import UNet
 
 
 @pytest.fixture(scope="module")
-def kidneys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kidneys(tmp_path_factory):
     """The tiny dataset with names that have sides."""
     root = tiny.write_dataset(tmp_path_factory.mktemp("kidneys") / "tiny")
     meta = json.loads((root / "dataset.json").read_text())
@@ -26,7 +25,7 @@ def kidneys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PAIRS = "data.flip_label_pairs=[[left_kidney,right_kidney]]"
 
 
-def test_pairs_reach_augmentation_validation_and_prediction(kidneys: Path, tmp_path: Path) -> None:
+def test_pairs_reach_augmentation_validation_and_prediction(kidneys, tmp_path):
     settings = [
         PAIRS,
         "augmentation.mirror_axes=[0]",
@@ -52,9 +51,7 @@ class RecordingAugment:
         return batch
 
 
-def test_sync_batchnorm_reaches_the_switches(
-    kidneys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sync_batchnorm_reaches_the_switches(kidneys, tmp_path, caplog):
     settings = ["trainer.sync_batchnorm=true", "perf=fast", "trainer.max_steps=1", "model.norm=batch"]
     with caplog.at_level(logging.INFO, "medconv"):
         tiny.train(kidneys, tmp_path / "run", *settings)
@@ -67,21 +64,21 @@ class WithoutStages(UNet):
     supports_deep_supervision = False
 
 
-def test_heads_for_a_network_without_stages_are_an_error_about_the_key(kidneys: Path, tmp_path: Path) -> None:
+def test_heads_for_a_network_without_stages_are_an_error_about_the_key(kidneys, tmp_path):
     settings = [f"model._target_={__name__}.WithoutStages", "task.deep_supervision=true"]
     with pytest.raises(ConfigError, match=r"^task\.deep_supervision=true needs our own U-Net"):
         tiny.train(kidneys, tmp_path / "run", *settings)
 
 
 @pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])
-def test_equivariant_network_is_an_error(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
+def test_equivariant_network_is_an_error(kidneys, tmp_path, more):
     with pytest.raises(
         ConfigError, match=r"conv mirrors along axis 0.*cannot tell left_kidney from right_kidney"
     ):
         tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", *more)
 
 
-def test_equivariance_along_another_axis_is_allowed(kidneys: Path, tmp_path: Path) -> None:
+def test_equivariance_along_another_axis_is_allowed(kidneys, tmp_path):
     tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", "conv.axes=[1]", "trainer.max_steps=1")
 
 
@@ -94,9 +91,7 @@ def test_equivariance_along_another_axis_is_allowed(kidneys: Path, tmp_path: Pat
         (["augmentation.mirror_axes=[0]", PAIRS], None),
     ],
 )
-def test_one_warning_if_sides_are_mixed(
-    kidneys: Path, tmp_path: Path, settings: list[str], warning: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_warning_if_sides_are_mixed(kidneys, tmp_path, settings, warning, caplog):
     with caplog.at_level(logging.WARNING, "medconv"):
         tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
     messages = [record.getMessage() for record in caplog.records if "left_kidney" in record.getMessage()]

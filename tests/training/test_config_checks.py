@@ -8,7 +8,7 @@ from medconv.config.schema import list_options
 from medconv.training.run import check_config
 
 
-def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog):
     check_config(validate(composed("optimizer.lr=1")))
     assert "optimizer.lr" not in caplog.text
     check_config(validate(composed("optimizer.lr=1000")))
@@ -34,13 +34,13 @@ def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog: pytest.LogCaptur
         (["early_stopping=patience", "+early_stopping.patients=3"], r"did you mean early_stopping\.patience"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments: list[str], expected: str) -> None:
+def test_a_wrong_argument_is_named(arguments, expected):
     with pytest.raises(ConfigError, match=expected):
         check_config(validate(composed(*arguments)))
 
 
 @pytest.mark.parametrize("key", ["max_steps", "max_epochs", "limit_train_batches"])
-def test_a_run_of_no_step_is_refused(key: str) -> None:
+def test_a_run_of_no_step_is_refused(key):
     with pytest.raises(ConfigError, match=rf"^trainer\.{key}=0: the run would train no step"):
         check_config(validate(composed(f"trainer.{key}=0")))
 
@@ -57,10 +57,10 @@ def test_a_run_of_no_step_is_refused(key: str) -> None:
         ["scheduler=plateau", "sampler=balanced", "optimizer=sgd"],
     ],
 )
-def test_options_are_right(arguments: list[str]) -> None:
+def test_options_are_right(arguments):
     check_config(validate(composed(*arguments)))
 
 
 @pytest.mark.parametrize("name", list_options("data"))
-def test_every_layout_takes_its_keys(name: str) -> None:
+def test_every_layout_takes_its_keys(name):
     check_config(validate(composed(f"data={name}", "data.root=x")))

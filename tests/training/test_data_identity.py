@@ -3,7 +3,6 @@
 import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -11,16 +10,15 @@ import pytest
 from helpers import tiny
 
 from medconv.config import ConfigError
-from medconv.data.case import Case
 from medconv.training import identity
 from medconv.training.data_setup import prepare_data
 
 
-def test_changes_are_named_by_case(tmp_path: Path) -> None:
+def test_changes_are_named_by_case(tmp_path):
     prepared = prepare_data(tiny.checked(tiny.write_dataset(tmp_path / "data", 4)))
     first, second, third, fourth = prepared.dataset.cases
 
-    def of(train: list[Case], val: list[Case]) -> identity.DataIdentity:
+    def of(train, val):
         return replace(prepared, train=train, val=val).identity
 
     before = of([first, second], [third])
@@ -35,36 +33,34 @@ def test_changes_are_named_by_case(tmp_path: Path) -> None:
     ]
 
 
-def test_cases_that_another_run_trained_on_are_named_where_they_are_validated() -> None:
+def test_cases_that_another_run_trained_on_are_named_where_they_are_validated():
     earlier = {"train": {"a": 1, "b": 1}, "val": {"c": 1}}
     assert identity.leaks(earlier, {"train": {"a": 1, "c": 1}, "val": {"b": 2}}) == ["b"]
     assert identity.leaks(earlier, earlier) == []
 
 
-def test_only_the_first_cases_are_named() -> None:
+def test_only_the_first_cases_are_named():
     many = {f"case_{number}": number for number in range(9)}
     (line,) = identity.data_differences({"train": many, "val": {}}, {"train": {}, "val": {}})
     assert line.endswith("case_3, case_4 and 4 more")
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"train": 1, "val": {}}'])
-def test_a_file_that_cannot_be_read_compares_with_nothing(tmp_path: Path, content: str | None) -> None:
+def test_a_file_that_cannot_be_read_compares_with_nothing(tmp_path, content):
     """Runs of earlier versions have none."""
     if content is not None:
         (tmp_path / identity.CASES_FILE).write_text(content)
     assert identity.read_data_identity(tmp_path) is None
 
 
-def change(dataset: Path, name: str) -> None:
+def change(dataset, name):
     """Another image of the same shape."""
     path = dataset / f"imagesTr/{name}.nii.gz"
     image = nib.load(path)
     nib.save(nib.Nifti1Image(np.asarray(image.dataobj)[::-1].copy(), image.affine), path)
 
 
-def test_a_stopped_or_finished_run_refuses_other_images(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stopped_or_finished_run_refuses_other_images(dataset, tmp_path, caplog):
     data = shutil.copytree(dataset, tmp_path / "data")
     folder = tmp_path / "run"
     tiny.train(data, folder)
@@ -82,7 +78,7 @@ def test_a_stopped_or_finished_run_refuses_other_images(
     assert "trained on cases that are validated now" not in caplog.text
 
 
-def test_data_that_was_moved_is_the_same_data(dataset: Path, tmp_path: Path) -> None:
+def test_data_that_was_moved_is_the_same_data(dataset, tmp_path):
     """Also where relative paths and the cache are others; another image there is not."""
     folder = tmp_path / "run"
     tiny.train(shutil.copytree(dataset, tmp_path / "data"), folder)

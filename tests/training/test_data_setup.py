@@ -1,8 +1,6 @@
 """medconv/training/data_setup.py: the dataset of a config, and what it refuses."""
 
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,19 +37,19 @@ from medconv.training import data_setup
         ({}, ["data.num_folds=10"], "no validation case has class"),
     ],
 )
-def test_invalid_settings_are_errors(tmp_path: Path, sizes: Any, overrides: list[str], message: str) -> None:
+def test_invalid_settings_are_errors(tmp_path, sizes, overrides, message):
     with pytest.raises(ValueError, match=message):
         data_setup.prepare_data(checked(write(tmp_path / "data", **sizes), *overrides))
 
 
-def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
+def test_resize_scales_pictures_of_different_sizes(tmp_path):
     table = write(tmp_path / "data", 20, _3=(9, 30))
     prepared = data_setup.prepare_data(checked(table, "data.resize=[16,8]"))
     assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
     assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
 
 
-def test_pictures_too_large_for_memory_are_prepared_on_a_coarser_grid(tmp_path: Path) -> None:
+def test_pictures_too_large_for_memory_are_prepared_on_a_coarser_grid(tmp_path):
     sizes = {f"_{i}": (96, 80) for i in range(20)}
     prepared = data_setup.prepare_data(checked(write(tmp_path / "data", 20, **sizes), "plan.memory_gb=0.05"))
     edges = prepared.plan.patch_size
@@ -59,7 +57,7 @@ def test_pictures_too_large_for_memory_are_prepared_on_a_coarser_grid(tmp_path: 
     assert all(prepared.store.read(case.id).image.shape == (1, *edges) for case in prepared.dataset.cases)
 
 
-def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> None:
+def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path):
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()
         write_picture(tmp_path / folder / "a.png", np.eye(8, dtype=np.uint8))
@@ -69,9 +67,7 @@ def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> Non
         data_setup.find_data(data)
 
 
-def test_a_compressed_store_needs_its_package(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_store_needs_its_package(dataset, tmp_path, monkeypatch):
     """Said before a file is read."""
     monkeypatch.setitem(sys.modules, "blosc2", None)
     compressed.blosc2.cache_clear()

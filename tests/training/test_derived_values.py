@@ -1,7 +1,6 @@
 """medconv/training/plan_setup.py: the config values that follow from the data."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from medconv.data.io.raster import write_picture
 from medconv.training.data_setup import build_data, prepare_data
 
 
-def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_derived_values_of_classes_and_numbers(tmp_path, caplog):
     table = write(tmp_path / "data", 20)
     write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
     settings = checked(table, "data.balanced_sampling=true", "data.fold=1")

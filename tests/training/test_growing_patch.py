@@ -1,8 +1,6 @@
 """medconv/training/growing_patch.py: batches are cut to sizes that grow; runs with it resume exactly."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from medconv.training.optim.lr_schedulers import ProgressSchedule
 LAYERED = ("data.patch_size=[16,16,16]", "model.channels=[4,4,4]", "model.strides=[2,2]")
 
 
-def test_edges_grow_from_half_to_the_whole_patch() -> None:
+def test_edges_grow_from_half_to_the_whole_patch():
     growing = GrowingPatch((8, 8, 2))
     sizes = [growing.size((40, 56, 10), progress) for progress in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
     assert sizes[0] == (24, 32, 6) and sizes[-2] == sizes[-1] == (40, 56, 10)
@@ -24,7 +22,7 @@ def test_edges_grow_from_half_to_the_whole_patch() -> None:
     )
 
 
-def test_at_the_coarsest_stage_two_voxels_are_left_where_there_were_as_many() -> None:
+def test_at_the_coarsest_stage_two_voxels_are_left_where_there_were_as_many():
     assert GrowingPatch((16, 16)).size((48, 16), 0.0) == (32, 16)
 
 
@@ -38,9 +36,7 @@ def test_at_the_coarsest_stage_two_voxels_are_left_where_there_were_as_many() ->
         ((512, 448), (64, 64), 8),
     ],
 )
-def test_a_run_has_as_many_sizes_as_are_allowed(
-    patch: tuple[int, ...], divisor: tuple[int, ...], without_limit: int
-) -> None:
+def test_a_run_has_as_many_sizes_as_are_allowed(patch, divisor, without_limit):
     every = GrowingPatch(divisor).sizes(patch)
     few = GrowingPatch(divisor, max_sizes=4).sizes(patch)
     assert len(every) == without_limit and len(few) == min(4, without_limit)
@@ -49,7 +45,7 @@ def test_a_run_has_as_many_sizes_as_are_allowed(
     assert GrowingPatch(divisor, 4).size(patch, 0.8) == patch
 
 
-def test_the_middle_of_image_and_label_is_left() -> None:
+def test_the_middle_of_image_and_label_is_left():
     image = torch.arange(2 * 16 * 16).view(2, 1, 16, 16)
     growing = GrowingPatch((4, 4))
     batch = growing({"image": image, "label": image.clone(), "sample": torch.arange(2)}, 0.0)
@@ -58,7 +54,7 @@ def test_the_middle_of_image_and_label_is_left() -> None:
     assert growing({"image": image, "label": image}, 0.8)["image"].shape == image.shape
 
 
-def test_a_run_trains_on_growing_patches(tmp_path: Path) -> None:
+def test_a_run_trains_on_growing_patches(tmp_path):
     dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
     spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
     tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, "trainer.max_steps=10")
@@ -84,7 +80,7 @@ def square(optimizer: torch.optim.Optimizer, warmup_steps: int = 0) -> ProgressS
 
 
 @pytest.mark.parametrize("schedule", ["SquareSchedule", "square"])
-def test_patches_grow_with_a_schedule_of_the_users_own(tmp_path: Path, schedule: str) -> None:
+def test_patches_grow_with_a_schedule_of_the_users_own(tmp_path, schedule):
     dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
     spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
     own = f"scheduler._target_={__name__}.{schedule}"
@@ -104,16 +100,14 @@ def test_patches_grow_with_a_schedule_of_the_users_own(tmp_path: Path, schedule:
         ("trainer.max_epochs=-1", "a run without an end has no progress"),
     ],
 )
-def test_progressive_patches_where_they_cannot_be_are_refused(
-    tmp_path: Path, override: str, message: str
-) -> None:
+def test_progressive_patches_where_they_cannot_be_are_refused(tmp_path, override, message):
     dataset = tiny.write_dataset(tmp_path / "data/tiny")
     arguments = ("schedule.patch=progressive", "trainer.max_steps=-1", *override.split())
     with pytest.raises(ConfigError, match=message):
         tiny.train(dataset, tmp_path / "run", *arguments)
 
 
-def test_a_run_without_an_end_trains_on_whole_patches(tmp_path: Path) -> None:
+def test_a_run_without_an_end_trains_on_whole_patches(tmp_path):
     """Its progress stays 0: it would see the smallest patches until early stopping ends it."""
     dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
     spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
@@ -123,8 +117,8 @@ def test_a_run_without_an_end_trains_on_whole_patches(tmp_path: Path) -> None:
     assert {*sizes.read_text().splitlines()} == {"[16, 16, 16]"}
 
 
-def test_patches_have_few_sizes_where_kernels_are_tuned_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def max_sizes(**settings: Any) -> int | None:
+def test_patches_have_few_sizes_where_kernels_are_tuned_for_each(monkeypatch):
+    def max_sizes(**settings):
         config = RunConfig(
             derived=Derived(per_voxel=True),
             scheduler={"_target_": f"{__name__}.square"},

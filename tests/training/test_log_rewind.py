@@ -1,11 +1,9 @@
 """medconv/training/run_dir.py: metrics.csv and TensorBoard's files are cut back to a checkpoint."""
 
-from pathlib import Path
-
 from medconv.training import run_dir
 
 
-def test_logs_are_cut_back_to_their_measured_sizes(tmp_path: Path) -> None:
+def test_logs_are_cut_back_to_their_measured_sizes(tmp_path):
     events = tmp_path / "tensorboard/events.out.tfevents.1"
     events.parent.mkdir()
     events.write_bytes(b"12345")

@@ -1,20 +1,18 @@
 """medconv/training/loggers.py: metrics.csv, over new columns and restarts."""
 
 import csv
-from pathlib import Path
 
-import pytest
 from lightning.pytorch.utilities import rank_zero_only
 
 from medconv.training.loggers import CsvLogger
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_one_row_per_call_with_its_step(tmp_path: Path) -> None:
+def test_one_row_per_call_with_its_step(tmp_path):
     logger = CsvLogger(tmp_path / "metrics.csv")
     logger.log_metrics({"loss": 0.5}, step=10)
     logger.log_metrics({"loss": 0.25}, 20)
@@ -22,7 +20,7 @@ def test_one_row_per_call_with_its_step(tmp_path: Path) -> None:
     assert logger.path.read_text().splitlines() == ["step,loss", "10,0.5", "20,0.25", ",0.125"]
 
 
-def test_a_new_column_keeps_the_rows_before_it(tmp_path: Path) -> None:
+def test_a_new_column_keeps_the_rows_before_it(tmp_path):
     logger = CsvLogger(tmp_path / "metrics.csv")
     logger.log_metrics({"loss": 0.5, "lr": 1e-3}, 1)
     logger.log_metrics({"val/dice": 0.75, "val/dice/liver, left": 0.5}, 1)
@@ -36,7 +34,7 @@ def test_a_new_column_keeps_the_rows_before_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_a_restart_keeps_rows_and_columns(tmp_path: Path) -> None:
+def test_a_restart_keeps_rows_and_columns(tmp_path):
     path = tmp_path / "metrics.csv"
     CsvLogger(path).log_metrics({"loss": 0.5, "lr": 0.1}, 1)
     again = CsvLogger(path)
@@ -49,16 +47,14 @@ def test_a_restart_keeps_rows_and_columns(tmp_path: Path) -> None:
     ]
 
 
-def test_an_empty_file_is_a_fresh_start(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_fresh_start(tmp_path):
     path = tmp_path / "metrics.csv"
     path.touch()
     CsvLogger(path).log_metrics({"loss": 1.0}, 0)
     assert rows(path) == [{"step": "0", "loss": "1.0"}]
 
 
-def test_nothing_is_written_before_the_first_value_or_by_other_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_written_before_the_first_value_or_by_other_ranks(tmp_path, monkeypatch):
     logger = CsvLogger(tmp_path / "metrics.csv")
     logger.log_hyperparams({"lr": 1})
     monkeypatch.setattr(rank_zero_only, "rank", 1)
@@ -66,12 +62,12 @@ def test_nothing_is_written_before_the_first_value_or_by_other_ranks(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_lightning_asks_of_a_logger(tmp_path: Path) -> None:
+def test_what_lightning_asks_of_a_logger(tmp_path):
     logger = CsvLogger(tmp_path / "metrics.csv")
     assert (logger.name, logger.version, logger.experiment) == ("csv", "", logger.path)
 
 
-def test_a_line_that_a_kill_cut_is_dropped(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_cut_is_dropped(tmp_path):
     path = tmp_path / "metrics.csv"
     CsvLogger(path).log_metrics({"loss": 1.0}, step=0)
     with path.open("a") as file:

@@ -1,13 +1,11 @@
 """medconv/training/loggers.py: curves without one of the epoch, text as it is."""
 
-from pathlib import Path
-
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv.training.loggers import TensorBoard
 
 
-def test_there_is_no_curve_of_the_epoch(tmp_path: Path) -> None:
+def test_there_is_no_curve_of_the_epoch(tmp_path):
     board = TensorBoard(tmp_path, name=None, version="tensorboard")
     board.log_metrics({"epoch": 0, "train/loss": 0.5}, 7)
     board.log_metrics({"epoch": 1}, 8)
@@ -17,7 +15,7 @@ def test_there_is_no_curve_of_the_epoch(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(7, 0.5)]
 
 
-def test_text_is_a_block_of_code(tmp_path: Path) -> None:
+def test_text_is_a_block_of_code(tmp_path):
     board = TensorBoard(tmp_path, name=None, version="tensorboard")
     board.log_text("config", "seed: 0\nrun:\n  name: '*a*'\n")
     board.finalize("success")

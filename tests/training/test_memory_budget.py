@@ -1,7 +1,6 @@
 """medconv/training/plan_setup.py and utils/hardware.py: how much memory a step may take, from sizes that are known."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +24,7 @@ GB = 2**30
         ("cpu", 0.5, 1, 0.5),  # the least, whatever there is
     ],
 )
-def test_the_budget_is_a_share_of_all_memory_rounded_down(
-    kind: str, total: float, processes: int, expected: float
-) -> None:
+def test_the_budget_is_a_share_of_all_memory_rounded_down(kind, total, processes, expected):
     gb, words = usable_gb(kind, total * GB, processes)
     assert gb == expected and isinstance(gb, float)
     assert f"{total:g} GB" in words and kind.upper() in words
@@ -35,7 +32,7 @@ def test_the_budget_is_a_share_of_all_memory_rounded_down(
     assert (f"{processes} processes" in words) == (processes > 1)
 
 
-def test_control_groups_limit_the_memory(tmp_path: Path) -> None:
+def test_control_groups_limit_the_memory(tmp_path):
     """The process's own group and its parents count, in both versions of control groups."""
     job = tmp_path / "slurm/job_1"
     (job / "step").mkdir(parents=True)
@@ -53,7 +50,7 @@ def test_control_groups_limit_the_memory(tmp_path: Path) -> None:
     assert total_memory(tmp_path, tmp_path / "absent") == physical
 
 
-def test_the_memory_of_this_machine_is_measured() -> None:
+def test_the_memory_of_this_machine_is_measured():
     gb, words = measured_gb("cpu", 1)
     assert 0.5 <= gb <= 10 and "CPU" in words
     assert measured_gb("cpu", 64)[0] <= gb

@@ -1,7 +1,6 @@
 """medconv/training/plan_setup.py: the size and the dimensions of a plan, from a config and what a run recorded."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 from helpers import tiny
@@ -14,9 +13,7 @@ from medconv.training.data_setup import prepare_data
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [(False, "large"), (True, "full")])
-def test_without_a_limit_of_time_a_gpu_has_the_grid_of_the_images(
-    tmp_path: Path, gpu: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_limit_of_time_a_gpu_has_the_grid_of_the_images(tmp_path, gpu, expected, monkeypatch):
     monkeypatch.setattr(plan_setup, "uses_gpu", lambda accelerator: gpu)
     settings = checked(write(tmp_path / "data", 20), "plan.memory_gb=1", "trainer.max_time=null")
     assert prepare_data(settings).plan.size == expected
@@ -40,9 +37,7 @@ SLICES = {"size": "tiny", "slice_axis": 2}
         ({"size": "tiny"}, ["trainer.max_time=00:00:05:00"], 3),
     ],
 )
-def test_a_run_that_goes_on_keeps_slices_or_volumes(
-    recorded: dict[str, object], overrides: list[str], dims: int, tmp_path: Path, dataset: Path
-) -> None:
+def test_a_run_that_goes_on_keeps_slices_or_volumes(recorded, overrides, dims, tmp_path, dataset):
     """Also if its network was 2D, which these images would not get anew."""
     config = tiny.checked(dataset, f"data.cache_dir={tmp_path}", *OPEN, *overrides)
     found = auto(dataset)
@@ -53,9 +48,7 @@ def test_a_run_that_goes_on_keeps_slices_or_volumes(
 @pytest.mark.parametrize(
     ("spacing", "fits"), [([0.5, 0.5, 0.5], True), ([0.001, 0.001, 0.001], False), ([0.0001, 0.0001], False)]
 )
-def test_a_grid_that_memory_cannot_hold_is_refused_with_its_case(
-    spacing: list[float], fits: bool, tmp_path: Path, dataset: Path
-) -> None:
+def test_a_grid_that_memory_cannot_hold_is_refused_with_its_case(spacing, fits, tmp_path, dataset):
     found = auto(dataset)
     shapes = [(48, 48, 9)] * len(found.cases)
     shapes[2] = (64, 48, 9)
@@ -75,7 +68,7 @@ def test_a_grid_that_memory_cannot_hold_is_refused_with_its_case(
 
 
 @pytest.mark.parametrize(("model", "others"), [("resnet", True), ("encoder", False)])
-def test_a_plan_says_if_the_network_has_channels_of_its_own(model: str, others: bool, tmp_path: Path) -> None:
+def test_a_plan_says_if_the_network_has_channels_of_its_own(model, others, tmp_path):
     config = checked(write(tmp_path / "data", 20), f"model={model}", "plan.channels=[4,8]")
     channels = next(row for row in prepare_data(config).plan.rows if row[0] == "channels")
     assert channels[1] == "4 8" and channels[2].startswith("plan.channels")
@@ -85,9 +78,7 @@ def test_a_plan_says_if_the_network_has_channels_of_its_own(model: str, others: 
 @pytest.mark.parametrize(
     ("store", "memory", "says"), [("npy", 2**21, True), ("npy", 2**30, False), ("blosc2", 2**21, False)]
 )
-def test_the_plan_says_that_a_compressed_store_would_pay(
-    store: str, memory: int, says: bool, tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_says_that_a_compressed_store_would_pay(store, memory, says, tmp_path, dataset, monkeypatch):
     """Seven cases of 48 x 48 x 9 voxels at 0.4 of the spacing in a plane, five bytes a voxel, are 4.5 MB."""
     monkeypatch.setattr(plan_setup, "total_memory", lambda: memory)
     found = auto(dataset)

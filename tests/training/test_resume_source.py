@@ -10,13 +10,13 @@ from medconv.config import ConfigError
 from medconv.training.run_dir import ResumeSource, find_source, read_config
 
 
-def write(path: Path, rows: int) -> Path:
+def write(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"medconv": {}, "state_dict": {}, "curves": {"metrics.csv": rows}}, path)
     return path
 
 
-def test_the_last_checkpoint_is_continued_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_continued_and_a_damaged_one_is_not(tmp_path):
     assert find_source(tmp_path, "auto") == ResumeSource(None, {})
     last, previous = write(tmp_path / "last.ckpt", 9), write(tmp_path / "previous.ckpt", 5)
     assert find_source(tmp_path, "auto") == ResumeSource(last, {"metrics.csv": 9})
@@ -28,20 +28,20 @@ def test_the_last_checkpoint_is_continued_and_a_damaged_one_is_not(tmp_path: Pat
         find_source(tmp_path, "auto")
 
 
-def test_if_all_checkpoints_are_damaged_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_if_all_checkpoints_are_damaged_the_error_says_what_to_do(tmp_path):
     for name in ("last.ckpt", "previous.ckpt"):
         (tmp_path / name).write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=r"previous\.ckpt.*run\.resume=never.*run\.resume=\S+best\.ckpt"):
         find_source(tmp_path, "auto")
 
 
-def test_logs_of_another_folder_are_not_continued(tmp_path: Path) -> None:
+def test_logs_of_another_folder_are_not_continued(tmp_path):
     inside, outside = write(tmp_path / "own/best.ckpt", 7), write(tmp_path / "other/last.ckpt", 7)
     assert find_source(tmp_path / "own", str(inside)) == ResumeSource(inside, {"metrics.csv": 7})
     assert find_source(tmp_path / "own", str(outside)) == ResumeSource(outside, {})
 
 
-def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
+def test_a_huge_config_is_refused_unread(tmp_path):
     path = tmp_path / "config.yaml"
     path.touch()
     os.truncate(path, 2**40)  # a hole, which takes no disk
@@ -60,7 +60,7 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
         ("[" * 1000, "damaged"),  # deeper than Python recurses,
     ],
 )
-def test_a_config_that_cannot_be_read_is_an_error(tmp_path: Path, content: str | None, problem: str) -> None:
+def test_a_config_that_cannot_be_read_is_an_error(tmp_path, content, problem):
     path = tmp_path / "config.yaml"
     if content is not None:
         path.write_text(content)

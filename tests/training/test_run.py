@@ -2,8 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,15 +13,13 @@ from medconv.utils import signals
 from medconv.utils.exit_codes import DONE
 
 
-def test_config_that_failed_does_not_block_its_folder(dataset: Path, tmp_path: Path) -> None:
+def test_config_that_failed_does_not_block_its_folder(dataset, tmp_path):
     with pytest.raises(ConfigError):
         tiny.train(dataset, tmp_path / "run", "model.norm=nonsense")
     assert tiny.train(dataset, tmp_path / "run")["status"] == "done"
 
 
-def test_training_on_all_cases_has_no_best_checkpoint_and_no_warning(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_training_on_all_cases_has_no_best_checkpoint_and_no_warning(dataset, tmp_path, caplog, recwarn):
     summary = tiny.train(dataset, tmp_path / "run", "data.fold=all")
     assert "is zero" not in caplog.text + "".join(str(warning.message) for warning in recwarn)
     assert summary["val/dice"] is None
@@ -42,9 +38,7 @@ def test_training_on_all_cases_has_no_best_checkpoint_and_no_warning(
         (["trainer.accelerator=cpu"], False),
     ],
 )
-def test_gpu_memory_can_be_used_again_while_patches_grow(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expands: bool
-) -> None:
+def test_gpu_memory_can_be_used_again_while_patches_grow(dataset, tmp_path, monkeypatch, overrides, expands):
     """Before the data is prepared, and so before anything is measured on the GPU."""
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # so that it is as before after the test
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
@@ -56,14 +50,14 @@ def test_gpu_memory_can_be_used_again_while_patches_grow(
     assert ("PYTORCH_ALLOC_CONF" in os.environ) == expands
 
 
-def layout_that_stops(agreed: bool, **_: Any) -> None:
+def layout_that_stops(agreed, **_):
     raise signals.RunInterrupted(signal.SIGTERM, agreed)
 
 
 @pytest.mark.parametrize("agreed", [True, False])
 def test_process_that_lightning_started_exits_with_0_if_all_processes_stop(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool
-) -> None:
+    dataset, tmp_path, monkeypatch, agreed
+):
     """Lightning kills the first process if another one exits with an error, and the first may still be
     writing. A process that stops alone must exit with an error, so that the first one ends too.
     """

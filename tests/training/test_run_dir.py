@@ -1,8 +1,5 @@
 """medconv/training/run_dir.py: summaries of a run, and where a run resumes."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -30,7 +27,7 @@ from medconv.utils.atomic_io import replacing
         ),
     ],
 )
-def test_a_damaged_summary_is_an_error_with_its_path(content: str | bytes, tmp_path: Path) -> None:
+def test_a_damaged_summary_is_an_error_with_its_path(content, tmp_path):
     path = tmp_path / "summary.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=rf"^{path}: (cannot be read \(|not what medconv writes there)"):
@@ -38,7 +35,7 @@ def test_a_damaged_summary_is_an_error_with_its_path(content: str | bytes, tmp_p
 
 
 @pytest.mark.parametrize("resume", ["never", "PATH"])
-def test_a_job_that_its_launcher_restarts_resumes(launched: Any, tmp_path: Path, resume: str) -> None:
+def test_a_job_that_its_launcher_restarts_resumes(launched, tmp_path, resume):
     """Whatever `run.resume` says; but not from the checkpoint of another job."""
     folder = RunDir(tmp_path / "run")
     folder.checkpoints.mkdir(parents=True)
@@ -59,9 +56,7 @@ def test_a_job_that_its_launcher_restarts_resumes(launched: Any, tmp_path: Path,
     assert RunDir.of(config, {}).resume == requested  # it was stopped before its first checkpoint
 
 
-def test_a_run_without_a_checkpoint_says_that_it_begins_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_without_a_checkpoint_says_that_it_begins_anew(tmp_path, caplog):
     config = RunConfig(run=RunSettings(dir=str(tmp_path / "run"), name="x"))
     for said in (False, True):
         folder = RunDir(tmp_path / "run")
@@ -72,12 +67,12 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_anew(
         assert ("nothing to resume" in caplog.text) == said
 
 
-def test_a_checkpoint_that_another_process_wrote_meanwhile_is_continued(tmp_path: Path) -> None:
+def test_a_checkpoint_that_another_process_wrote_meanwhile_is_continued(tmp_path):
     """It trained here while this one prepared its data; its last rows are not cut off."""
     folder = RunDir(tmp_path / "run")
     folder.checkpoints.mkdir(parents=True)
 
-    def save(steps: int) -> None:
+    def save(steps):
         content = {"medconv": {}, "state_dict": {}, "curves": {"metrics.csv": 1 + steps}}
         with replacing(folder.last) as partial:
             torch.save(content, partial)

@@ -1,12 +1,7 @@
 """medconv/training/run_dir.py: one process at a time, also while another one moves the folder."""
 
-from __future__ import annotations
-
 import fcntl
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +9,7 @@ from medconv.config import ConfigError
 from medconv.training.run_dir import RunDir
 
 
-def is_refused(folder: Path) -> bool:
+def is_refused(folder):
     """Whether another process cannot take the lock."""
     pid = os.fork()
     if pid == 0:
@@ -26,7 +21,7 @@ def is_refused(folder: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
-def test_one_process_holds_the_lock_until_it_closes_it(tmp_path: Path) -> None:
+def test_one_process_holds_the_lock_until_it_closes_it(tmp_path):
     (tmp_path / ".lock").write_text("of a process that was killed on another machine")
     run = RunDir(tmp_path)
     run.claim()
@@ -37,15 +32,13 @@ def test_one_process_holds_the_lock_until_it_closes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("makes_new", [False, True])
-def test_a_folder_that_is_moved_meanwhile_is_not_locked(
-    makes_new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_moved_meanwhile_is_not_locked(makes_new, tmp_path, monkeypatch):
     """By another process that starts with `run.resume=never`, between opening and locking the file."""
     folder = tmp_path / "run"
     folder.mkdir()
-    take: Callable[..., Any] = fcntl.lockf
+    take = fcntl.lockf
 
-    def after_the_move(*arguments: Any) -> None:
+    def after_the_move(*arguments):
         folder.rename(tmp_path / "moved")
         if makes_new:
             folder.mkdir()
@@ -57,6 +50,6 @@ def test_a_folder_that_is_moved_meanwhile_is_not_locked(
         RunDir(folder).claim()
 
 
-def test_a_folder_that_is_gone_is_not_locked(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_not_locked(tmp_path):
     with pytest.raises(ConfigError, match="another process is training there"):
         RunDir(tmp_path / "run").claim()

@@ -14,7 +14,7 @@ import torch
 from medconv.training import summary
 
 
-def test_metadata_names_versions_device_and_command_and_can_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_names_versions_device_and_command_and_can_be_json(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/medconv/cli/__main__.py", "train", "seed=3"])
     trainer = L.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
     metadata = json.loads(json.dumps(summary.run_metadata(trainer)))
@@ -27,15 +27,13 @@ def test_metadata_names_versions_device_and_command_and_can_be_json(monkeypatch:
     assert hardware["torch_threads"] == torch.get_num_threads() and hardware["cores"] >= 1
 
 
-def test_the_command_is_named_as_the_script_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_is_named_as_the_script_that_was_called(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/home/me/checkout/train.py", "seed=3"])
     trainer = L.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
     assert summary.run_metadata(trainer)["command"] == "train.py seed=3"
 
 
-def test_the_commit_is_that_of_the_checkout_and_none_for_an_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_that_of_the_checkout_and_none_for_an_installed_package(tmp_path, monkeypatch):
     monkeypatch.setattr(summary, "PACKAGE", tmp_path / "medconv")
     assert summary.git_commit() is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
@@ -48,7 +46,7 @@ def test_the_commit_is_that_of_the_checkout_and_none_for_an_installed_package(
     assert log.stdout.split() == [commit]
 
 
-def test_peak_memory_of_a_cpu_is_in_bytes() -> None:
+def test_peak_memory_of_a_cpu_is_in_bytes():
     if torch.cuda.is_initialized():
         pytest.skip("then it is the memory of the GPU")
     (kilobytes,) = (

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,16 +38,16 @@ def composed(*overrides: str) -> RunConfig:
     """With the interpolations of `sampler` replaced, as `resolve` does."""
     values = tiny.composed(*overrides, "data=msd", "data.root=.")
     checked = config.validate(values)
-    sampler: Any = values.sampler
+    sampler = values.sampler
     return replace(checked, sampler={str(key): sampler[key] for key in sampler})
 
 
-def built(*overrides: str, cases: Any = PATCHES) -> Sampler:
+def built(*overrides, cases=PATCHES):
     settings = composed(*overrides)
     return data_setup.build_sampler(settings.sampler, settings.data, cases)
 
 
-def draws(sampler: Sampler) -> list[int]:
+def draws(sampler):
     return [sampler.case_index(0, n) for n in range(40)]
 
 
@@ -67,12 +66,12 @@ def draws(sampler: Sampler) -> list[int]:
         ([f"sampler._target_={__name__}.FirstCase"], FirstCase, 0),
     ],
 )
-def test_options_and_keys_choose_the_sampler(overrides: list[str], kind: type, share: float) -> None:
+def test_options_and_keys_choose_the_sampler(overrides, kind, share):
     sampler = built(*overrides)
     assert type(sampler) is kind and sampler.foreground_share == share
 
 
-def test_options_and_keys_for_the_same_draw_the_same() -> None:
+def test_options_and_keys_for_the_same_draw_the_same():
     weighted = training_cases(WEIGHTED, (2, 2), class_indices=[[0], [1, 2]])
     for cases in (PATCHES, weighted):
         assert draws(built("sampler=foreground", cases=cases)) == draws(built(cases=cases))
@@ -82,7 +81,7 @@ def test_options_and_keys_for_the_same_draw_the_same() -> None:
     assert draws(built("sampler=uniform")) == draws(built())
 
 
-def test_whole_images_have_samplers_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_whole_images_have_samplers_too(caplog):
     caplog.set_level("INFO")
     assert type(built("sampler=balanced", cases=IMAGES)) is BalancedImageSampler
     assert type(built("data.balanced_sampling=true", cases=IMAGES)) is BalancedImageSampler
@@ -116,12 +115,12 @@ def test_whole_images_have_samplers_too(caplog: pytest.LogCaptureFixture) -> Non
         ([f"sampler._target_={__name__}.FirstCase", "+sampler.x=1"], ALIKE, "sampler: .* cannot be built"),
     ],
 )
-def test_what_contradicts_itself_is_an_error(overrides: list[str], cases: Any, message: str) -> None:
+def test_what_contradicts_itself_is_an_error(overrides, cases, message):
     with pytest.raises(ConfigError, match=message):
         built(*overrides, cases=training_cases(cases, (2, 2)))
 
 
-def test_differences_between_cases_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_differences_between_cases_are_logged(tmp_path, caplog):
     caplog.set_level("INFO")
     dataset = tiny_volumes(tmp_path)
     data_setup.log_annotated_and_weights(dataset.cases, dataset)

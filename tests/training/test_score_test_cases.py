@@ -1,7 +1,6 @@
 """medconv/training/run.py: test cases are scored once, with the best checkpoint, and only if there are any."""
 
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory):
     """12 cases to train on, 3 to validate and 3 to test."""
     path = small_runs.write_table(tmp_path_factory.mktemp("parts") / "table", {"label": "number"})
     with path.open(newline="") as file:
@@ -40,9 +39,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_finished_run_is_tested_as_a_new_one_is(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_tested_as_a_new_one_is(table, tmp_path, monkeypatch):
     """With the weights of the best checkpoint, which are not the last ones, as `medconv predict` uses them."""
     at_once = small_runs.train(table, tmp_path / "at_once", *SETTINGS, "test=true")
     best, last = (
@@ -67,14 +64,14 @@ def test_a_finished_run_is_tested_as_a_new_one_is(
     assert small_runs.train(table, tmp_path / "later", *SETTINGS, "test=true") == later
 
 
-def test_a_dataset_without_test_cases_is_an_error_before_training(tmp_path: Path) -> None:
+def test_a_dataset_without_test_cases_is_an_error_before_training(tmp_path):
     folder = small_runs.write_classes(tmp_path / "classes", 4)
     with pytest.raises(ConfigError, match=r"^test=true: classes names no test cases.*medconv evaluate"):
         small_runs.train(folder, tmp_path / "run", *small_runs.OURS, "test=true")
     assert not (tmp_path / "run").exists()
 
 
-def test_training_is_the_same_with_test_cases_to_come(table: Path, tmp_path: Path) -> None:
+def test_training_is_the_same_with_test_cases_to_come(table, tmp_path):
     states = []
     for test in ("false", "true"):
         small_runs.train(table, tmp_path / test, *SETTINGS, f"test={test}")

@@ -10,7 +10,7 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.training.run import check_config, with_loss
 
 
-def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user() -> None:
+def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user():
     targets = LabelMapTargets.of_classes(["background", "a"])
     config = with_loss(checked(Path("labels.csv")), targets)
     assert config.loss["_target_"].endswith("DiceCrossEntropy")
@@ -18,7 +18,7 @@ def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user() -> None
     assert with_loss(chosen, targets).loss == chosen.loss
 
 
-def test_graphs_overwrite_gradients_that_accumulate() -> None:
+def test_graphs_overwrite_gradients_that_accumulate():
     settings = checked(Path("labels.csv"), "perf.cuda_graphs=true", "trainer.accumulate_grad_batches=2")
     with pytest.raises(ConfigError, match="accumulate_grad_batches must be 1, got 2"):
         check_config(settings)

@@ -30,7 +30,7 @@ class Mean(Task):
         return self(batch["image"]).mean() * batch["factor"]
 
 
-def make() -> Mean:
+def make():
     network = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1))
     network[1].requires_grad_(False)
     sgd, epochs = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.lr_scheduler.StepLR, step_size=1)
@@ -42,7 +42,7 @@ def make() -> Mean:
     return task
 
 
-def test_only_trainable_parameters_are_optimised_and_torchs_schedules_count_epochs() -> None:
+def test_only_trainable_parameters_are_optimised_and_torchs_schedules_count_epochs():
     task = make()
     configured = task.configure_optimizers()
     (group,) = configured["optimizer"].param_groups
@@ -55,7 +55,7 @@ class Norms(NonfiniteGuard):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.norms: list[float] = []
+        self.norms = []
 
     def on_gradient_norm(self, norm: Tensor, optimizer: torch.optim.Optimizer) -> None:
         self.norms.append(float(norm))
@@ -70,9 +70,7 @@ class Norms(NonfiniteGuard):
         (3.5, "value", [3.0, 3.5]),
     ],
 )
-def test_gradients_are_clipped_after_their_norm_is_known(
-    tmp_path: Path, clip: float | None, algorithm: str | None, expected: list[float]
-) -> None:
+def test_gradients_are_clipped_after_their_norm_is_known(tmp_path, clip, algorithm, expected):
     task = make()
     optimizer = task.configure_optimizers()["optimizer"]
     weight, watch = task.network[0].weight, Norms(tmp_path)
@@ -91,7 +89,7 @@ class Strides(nn.Module):
 
 
 @pytest.mark.parametrize("channels", [1, 4])
-def test_the_network_gets_images_in_its_memory_format(channels: int) -> None:
+def test_the_network_gets_images_in_its_memory_format(channels):
     task = make()
     task.network = Strides()
     task.memory_format = torch.channels_last_3d
@@ -99,7 +97,7 @@ def test_the_network_gets_images_in_its_memory_format(channels: int) -> None:
     assert task.network.seen == (64 * channels, 1, 16 * channels, 4 * channels, channels)
 
 
-def test_a_loss_that_is_not_finite_makes_all_gradients_nan() -> None:
+def test_a_loss_that_is_not_finite_makes_all_gradients_nan():
     task, image = make(), torch.ones(3, 2)
     task.trainer = None  # nothing is logged
     for factor, finite in ((1.0, True), (torch.inf, False)):
@@ -109,10 +107,10 @@ def test_a_loss_that_is_not_finite_makes_all_gradients_nan() -> None:
         assert bool(gradient.isfinite().all()) == finite and bool(gradient.isnan().all()) != finite
 
 
-def test_the_loss_of_a_batch_knows_what_its_cases_annotate() -> None:
+def test_the_loss_of_a_batch_knows_what_its_cases_annotate():
     targets, network = LabelMapTargets.of_classes(["background", "a", "b"]), nn.Conv2d(1, 3, 1)
     loss = FittedLoss(DiceCrossEntropy(), targets, 2)
-    task = Task(network, loss, *[make().make_optimizer] * 2, targets, make().validation, record={})  # type: ignore[arg-type]
+    task = Task(network, loss, *[make().make_optimizer] * 2, targets, make().validation, record={})
     image, label = torch.randn(2, 1, 4, 4), torch.arange(32).reshape(2, 1, 4, 4) % 3
     batch, known = {"image": image, "label": label}, torch.tensor([[True] * 3, [True, False, True]])
     whole, partial_ = task.loss_of(batch), task.loss_of({**batch, "annotated": known})
@@ -121,7 +119,7 @@ def test_the_loss_of_a_batch_knows_what_its_cases_annotate() -> None:
     assert abs(float(whole - partial_)) > 1e-3
 
 
-def test_entries_are_gathered_by_key() -> None:
+def test_entries_are_gathered_by_key():
     assert list(gather({"b": 1, "a": 2}).items()) == [("a", 2), ("b", 1)]
 
 
@@ -134,7 +132,7 @@ DEEP = [
 ]
 
 
-def test_heads_are_trained_but_not_part_of_the_network(dataset: Path, tmp_path: Path) -> None:
+def test_heads_are_trained_but_not_part_of_the_network(dataset, tmp_path):
     tiny.train(dataset, tmp_path / "run", *DEEP)
     content = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
     heads = [key for key in content["state_dict"] if key.startswith("supervision.heads.")]
@@ -152,7 +150,7 @@ def test_heads_are_trained_but_not_part_of_the_network(dataset: Path, tmp_path: 
     assert not [key for key in same if key.startswith("network.decoder")]  # it changes the training
 
 
-def test_a_run_with_heads_resumes_exactly(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_with_heads_resumes_exactly(dataset, tmp_path):
     short = [*DEEP, "data.samples_per_epoch=4", "scheduler=constant", "scheduler.warmup_steps=0"]
     tiny.train(dataset, tmp_path / "uninterrupted", *short, "trainer.max_epochs=4", "trainer.max_steps=-1")
     tiny.train(dataset, tmp_path / "half", *short, "trainer.max_epochs=2", "trainer.max_steps=-1")

@@ -27,7 +27,7 @@ from medconv.training.trainer import build_trainer
 from medconv.utils.signals import StopRequest
 
 
-def trainer_of(dataset: Path, folder: Path, *overrides: str) -> Any:
+def trainer_of(dataset, folder, *overrides):
     """The trainer of a run that does not begin."""
     checked = with_devices(tiny.checked(dataset, *overrides))
     prepared = prepare_data(checked)
@@ -44,14 +44,12 @@ def trainer_of(dataset: Path, folder: Path, *overrides: str) -> Any:
         (["trainer.max_steps=4", "trainer.max_epochs=7"], 7),
     ],
 )
-def test_run_has_100_epochs_if_nothing_else_ends_it(
-    dataset: Path, tmp_path: Path, bounds: list[str], epochs: int
-) -> None:
+def test_run_has_100_epochs_if_nothing_else_ends_it(dataset, tmp_path, bounds, epochs):
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.max_steps=-1", *bounds)
     assert trainer.max_epochs == epochs and not (tmp_path / "run").exists()
 
 
-def test_steps_of_fine_tuning_are_never_few(dataset: Path, tmp_path: Path) -> None:
+def test_steps_of_fine_tuning_are_never_few(dataset, tmp_path):
     """How many a size needs was measured from random weights."""
     file = tmp_path / "first.ckpt"
     record = {"config": {"derived": {"size": "small"}}}
@@ -64,7 +62,7 @@ def test_steps_of_fine_tuning_are_never_few(dataset: Path, tmp_path: Path) -> No
         assert getattr(budget._size, "name", None) == expected
 
 
-def test_objects_of_the_trainer_are_built_from_nodes(dataset: Path, tmp_path: Path) -> None:
+def test_objects_of_the_trainer_are_built_from_nodes(dataset, tmp_path):
     trainer = trainer_of(
         dataset,
         tmp_path / "run",
@@ -80,9 +78,7 @@ def test_objects_of_the_trainer_are_built_from_nodes(dataset: Path, tmp_path: Pa
     assert trainer.enable_autolog_hparams is False
 
 
-def test_in_a_terminal_the_users_bar_takes_the_place_of_ours(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_terminal_the_users_bar_takes_the_place_of_ours(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("medconv.training.trainer.in_terminal", lambda: True)
     ours = trainer_of(dataset, tmp_path / "run", "trainer.enable_progress_bar=true")
     shown = [type(callback) for callback in ours.callbacks if "Progress" in type(callback).__name__]
@@ -111,15 +107,13 @@ def test_in_a_terminal_the_users_bar_takes_the_place_of_ours(
         (LearningRate, StopSync),
     ],
 )
-def test_callbacks_are_called_in_an_order(
-    order: list[type], earlier: type[Callback], later: type[Callback]
-) -> None:
+def test_callbacks_are_called_in_an_order(order, earlier, later):
     """LearningRate is one of the user's."""
     assert order.index(earlier) < order.index(later)
 
 
 @pytest.fixture(scope="module")
-def order(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[type]:
+def order(dataset, tmp_path_factory):
     """The callbacks' classes of a trainer that has all of them."""
     settings = ["trainer.max_time=00:01:00:00", "perf.profile=true", "+early_stopping.monitor=val/dice"]
     settings += ["+early_stopping._target_=lightning.pytorch.callbacks.EarlyStopping"]
@@ -128,7 +122,7 @@ def order(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[type]
     return [type(callback) for callback in trainer.callbacks]
 
 
-def test_a_process_that_trains_alone_has_no_callbacks_for_several(dataset: Path, tmp_path: Path) -> None:
+def test_a_process_that_trains_alone_has_no_callbacks_for_several(dataset, tmp_path):
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.accelerator=cpu")
     for_several = (BroadcastBuffers, ResumeStepCheck, UnshardForValidation)
     assert not any(isinstance(callback, for_several) for callback in trainer.callbacks)
@@ -141,30 +135,28 @@ class Enough(Callback):
         trainer.should_stop = trainer.global_step == 2
 
 
-def test_a_run_that_a_users_callback_ends_is_validated(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_that_a_users_callback_ends_is_validated(dataset, tmp_path):
     ends = [f"+callbacks.enough._target_={__name__}.Enough", "trainer.check_val_every_n_epoch=1000"]
     summary = tiny.train(dataset, tmp_path / "run", "logger=none", "trainer.max_steps=8", *ends)
     assert summary["steps"] == 2 and len(summary["val/cases"]) == 3
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_callback_that_accumulates_gradients_excludes_a_static_graph(
-    dataset: Path, tmp_path: Path, steps: int
-) -> None:
+def test_a_callback_that_accumulates_gradients_excludes_a_static_graph(dataset, tmp_path, steps):
     node = "{_target_:lightning.pytorch.callbacks.GradientAccumulationScheduler,scheduling:{0:2}}"
     more = [f"+callbacks.more={node}"] if steps > 1 else []
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.strategy=ddp", *more)
     assert trainer.strategy._ddp_kwargs["static_graph"] == (steps == 1)
 
 
-def test_a_batch_can_be_overfitted(dataset: Path, tmp_path: Path) -> None:
+def test_a_batch_can_be_overfitted(dataset, tmp_path):
     """Lightning then makes the loader again, with another order of samples."""
     settings = ["trainer.overfit_batches=1", "trainer.max_steps=3", "logger=none"]
     summary = tiny.train(dataset, tmp_path / "run", *settings)
     assert summary["steps"] == 3 and summary["data_wait_share"] > 0
 
 
-def test_a_users_checkpoints_lie_beside_ours(dataset: Path, tmp_path: Path) -> None:
+def test_a_users_checkpoints_lie_beside_ours(dataset, tmp_path):
     """Each callback has a folder of its own: `save_last` would overwrite our last.ckpt."""
     target = "_target_=lightning.pytorch.callbacks.ModelCheckpoint"
     trainer = trainer_of(

@@ -1,7 +1,5 @@
 """medconv/training/validation.py: what a validation of label maps returns, slab after slab."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from medconv.inference.sliding_window import SlidingWindow
 from medconv.models.unet import UNet
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.validation import LabelMapValidation
 
 CLASSES_OF_VOXELS = LabelMapTargets.of_classes(("background", "box", "hole"))
@@ -25,12 +22,12 @@ IGNORING = LabelMapTargets.of_classes(("background", "box", "hole"), ignore=9)
 REGIONS = RegionTargets(("all", "core", "edge"), ((1, 2), (2,), (1,)), None, (1, 2, 1))
 
 
-def as_it_is(shape: tuple[int, ...]) -> CropInfo:
+def as_it_is(shape):
     """Neither cropped nor resampled."""
     return CropInfo(Grid.of(shape, np.eye(4)), shape, tuple((0, voxels) for voxels in shape))
 
 
-def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windows() -> None:
+def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windows():
     """Cases of 1, 2, 5 and 8 windows, in batches of 4."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
@@ -63,12 +60,7 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
 )
 @pytest.mark.parametrize("slice_axis", [None, 2])
 @pytest.mark.parametrize("annotated", [None, (True, False, True)])
-def test_slabs_give_what_all_logits_give(
-    targets: SegmentationTargets,
-    slice_axis: int | None,
-    annotated: tuple[bool, ...] | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slabs_give_what_all_logits_give(targets, slice_axis, annotated, monkeypatch):
     """Dice, loss and the label map on the prepared grid; some planes are between the slabs' own."""
     monkeypatch.setattr(preprocess, "_VOXELS", 2 * 9 * 8)
     native_shape = (9, 10, 8)
@@ -98,7 +90,7 @@ def test_slabs_give_what_all_logits_give(
     torch.testing.assert_close(validated.predicted["prediction"], targets.decode(logits[0]))
 
 
-def test_a_case_without_labelled_voxels_has_no_loss() -> None:
+def test_a_case_without_labelled_voxels_has_no_loss():
     label = torch.full((1, 1, 8, 8, 8), 9, dtype=torch.uint8)
     batch = {
         "case": "a",
@@ -111,11 +103,11 @@ def test_a_case_without_labelled_voxels_has_no_loss() -> None:
     assert validate(nn.Identity(), batch).losses == {"a": None}
 
 
-def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch):
     fails = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")]
     cross_entropy = LabelMapTargets.cross_entropy
 
-    def failing(targets: LabelMapTargets, *arguments: object) -> float | None:
+    def failing(targets, *arguments):
         for error in fails:
             fails.remove(error)
             raise error
@@ -138,7 +130,7 @@ def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch: 
     assert validated.losses == validate(nn.Identity(), batch).losses and validated.losses["a"] is not None
 
 
-def test_outputs_that_are_not_finite_are_said_with_their_case(caplog: pytest.LogCaptureFixture) -> None:
+def test_outputs_that_are_not_finite_are_said_with_their_case(caplog):
     validate = LabelMapValidation(SlidingWindow((8, 8, 8)), LabelMapTargets(("box",), ((1,),)))
     image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     label = image.argmax(1, keepdim=True).to(torch.uint8)

@@ -1,13 +1,11 @@
 """medconv/utils/atomic_io.py: a reader sees the old file or the new one, never a part."""
 
-from pathlib import Path
-
 import pytest
 
 from medconv.utils.atomic_io import replacing, write_text
 
 
-def test_a_new_file_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_new_file_replaces_the_old_one(tmp_path):
     path = tmp_path / "Größe 1.nii.gz"
     for content in ("old", "new é"):
         write_text(path, content)
@@ -25,7 +23,7 @@ def test_a_new_file_replaces_the_old_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path, error):
     path = tmp_path / "file"
     write_text(path, "old")
     with pytest.raises(error), replacing(path) as partial:

@@ -30,22 +30,20 @@ class Payload:
     ("version", "warns"),
     [("99.0", True), ("0.1.7", False), (medconv.__version__, False), (3, False), ("of tomorrow", False)],
 )
-def test_a_later_version_is_named_with_this_one(
-    version: Any, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_later_version_is_named_with_this_one(version, warns, tmp_path, caplog):
     torch.save({"medconv": {"version": version}, "state_dict": {}}, tmp_path / "x.ckpt")
     checkpoint_io.read(tmp_path / "x.ckpt")
     assert (f"written by medconv {version}, this is {medconv.__version__}" in caplog.text) == warns
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     network = {f"network.{name}": value for name, value in nn.Linear(3, 2).state_dict().items()}
     torch.save({"medconv": {"config": {}}, "state_dict": network}, tmp_path / "good.ckpt")
     return tmp_path / "good.ckpt"
 
 
-def test_weights_are_loaded_into_a_matching_network(checkpoint: Path) -> None:
+def test_weights_are_loaded_into_a_matching_network(checkpoint):
     content, layer = checkpoint_io.read(checkpoint), nn.Linear(3, 2)
     checkpoint_io.load_weights(layer, content, checkpoint)
     assert torch.equal(layer.weight, content["state_dict"]["network.weight"])
@@ -61,14 +59,14 @@ def test_weights_are_loaded_into_a_matching_network(checkpoint: Path) -> None:
         (b"\x80\x02.", "damaged"),
     ],
 )
-def test_damaged_files_are_refused(content: bytes, expected: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(content, expected, tmp_path):
     path = tmp_path / "x.ckpt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"x\.ckpt: .*({expected})"):
         checkpoint_io.read(path)
 
 
-def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
+def test_a_payload_is_never_unpickled(tmp_path):
     torch.save({"medconv": Payload(tmp_path / "hit"), "state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="refused"):
         checkpoint_io.read(tmp_path / "x.ckpt")
@@ -78,7 +76,7 @@ def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "hit").exists()
 
 
-def test_a_compressed_archive_is_refused_before_it_is_read(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_compressed_archive_is_refused_before_it_is_read(checkpoint, tmp_path):
     """A few kilobytes can stand for gigabytes of zeros."""
     with (
         zipfile.ZipFile(checkpoint) as plain,
@@ -91,7 +89,7 @@ def test_a_compressed_archive_is_refused_before_it_is_read(checkpoint: Path, tmp
         checkpoint_io.read(tmp_path / "x.ckpt")
 
 
-def test_a_flipped_bit_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_an_error(checkpoint, tmp_path):
     content = bytearray(checkpoint.read_bytes())
     weights = next(iter(torch.load(checkpoint, weights_only=True)["state_dict"].values()))
     content[content.index(weights.numpy().tobytes())] ^= 1
@@ -101,13 +99,13 @@ def test_a_flipped_bit_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
         checkpoint_io.read(tmp_path / "x.ckpt")
 
 
-def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_program_is_refused(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="not a medconv checkpoint"):
         checkpoint_io.read(tmp_path / "x.ckpt")
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(checkpoint: Path) -> None:
+def test_a_file_that_cannot_be_read_is_not_called_damaged(checkpoint):
     """Else a run would resume from an earlier one, and put this one aside. Here no more files can be open."""
     pid = os.fork()
     if pid == 0:

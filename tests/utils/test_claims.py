@@ -1,11 +1,9 @@
 """medconv/utils/locks.py: processes at work, and pieces of work that only one of them has."""
 
-from pathlib import Path
-
 from medconv.utils.locks import Claims, acquired
 
 
-def test_a_piece_of_work_belongs_to_one_process(tmp_path: Path) -> None:
+def test_a_piece_of_work_belongs_to_one_process(tmp_path):
     one = Claims(tmp_path / "claims")
     other = Claims(tmp_path / "claims")
     one.join()
@@ -19,7 +17,7 @@ def test_a_piece_of_work_belongs_to_one_process(tmp_path: Path) -> None:
     assert not (tmp_path / "claims").exists()
 
 
-def test_a_process_that_was_killed_is_not_at_work(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_is_not_at_work(tmp_path):
     """Its lock's file stays, without the lock."""
     (tmp_path / "machine-1-2.process").touch()
     claims = Claims(tmp_path)

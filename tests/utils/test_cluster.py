@@ -1,8 +1,5 @@
 """medconv/utils/cluster.py: the variables of a launcher, and which errors mean a lost process."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from helpers.launchers import BATCH, JOB, STEP, TORCHRUN
 
@@ -10,9 +7,7 @@ from medconv.utils import cluster
 
 
 @pytest.mark.parametrize("variables", [TORCHRUN, STEP, {**BATCH, **TORCHRUN, "SLURM_STEP_NUM_TASKS": 2}])
-def test_the_launcher_sets_the_number_of_processes_and_the_config_must_agree(
-    launched: Any, variables: dict[str, Any]
-) -> None:
+def test_the_launcher_sets_the_number_of_processes_and_the_config_must_agree(launched, variables):
     launched(**variables)
     assert (
         cluster.processes(None, None)
@@ -21,7 +16,7 @@ def test_the_launcher_sets_the_number_of_processes_and_the_config_must_agree(
         == (2, 4)
     )
     assert cluster.processes(2, [0, 1, 2, 3]) == (2, [0, 1, 2, 3])
-    name = cluster.launcher().name  # type: ignore[union-attr]
+    name = cluster.launcher().name
     with pytest.raises(
         ValueError, match=f"num_nodes=3, but {name} started processes on 2 machines; do not set"
     ):
@@ -32,7 +27,7 @@ def test_the_launcher_sets_the_number_of_processes_and_the_config_must_agree(
         cluster.processes(None, 2)
 
 
-def test_a_job_that_sets_ranks_alone_starts_a_process_on_each_machine(launched: Any) -> None:
+def test_a_job_that_sets_ranks_alone_starts_a_process_on_each_machine(launched):
     launched(**JOB)
     assert cluster.processes(None, None) == cluster.processes(8, 1) == (8, 1)
     with pytest.raises(ValueError, match=r"devices=4, but the job \(RANK, WORLD_SIZE\) started 1 processes"):
@@ -60,16 +55,14 @@ def test_a_job_that_sets_ranks_alone_starts_a_process_on_each_machine(launched: 
         ({"PET_NPROC_PER_NODE": 4}, "^PET_NPROC_PER_NODE=4 asks for several .* start them by `torchrun"),
     ],
 )
-def test_a_job_whose_processes_would_wait_for_ever_is_refused(
-    launched: Any, variables: dict[str, Any], message: str
-) -> None:
+def test_a_job_whose_processes_would_wait_for_ever_is_refused(launched, variables, message):
     launched(**{**JOB, **variables})
     with pytest.raises(ValueError, match=message):
         cluster.launcher()
 
 
 @pytest.mark.parametrize("variables", [{"PET_NPROC_PER_NODE": "auto"}, {"PET_NPROC_PER_NODE": 1}])
-def test_a_pytorchjob_of_one_process_on_each_machine_trains(launched: Any, variables: dict[str, Any]) -> None:
+def test_a_pytorchjob_of_one_process_on_each_machine_trains(launched, variables):
     launched(**JOB, **variables)
     assert cluster.processes(None, None) == (8, 1)
 
@@ -81,15 +74,13 @@ def test_a_pytorchjob_of_one_process_on_each_machine_trains(launched: Any, varia
         {**JOB, "WORLD_SIZE": 2, "LOCAL_RANK": 1},  # started by Lightning within such a replica
     ],
 )
-def test_a_job_of_one_process_is_no_launcher(launched: Any, variables: dict[str, Any]) -> None:
+def test_a_job_of_one_process_is_no_launcher(launched, variables):
     launched(**variables)
     assert cluster.launcher() is None
 
 
 @pytest.mark.parametrize("variables", [{}, BATCH, {**STEP, "SLURM_STEP_NUM_TASKS": 1}])
-def test_without_a_launcher_the_config_sets_the_number_of_processes(
-    launched: Any, variables: dict[str, Any]
-) -> None:
+def test_without_a_launcher_the_config_sets_the_number_of_processes(launched, variables):
     launched(**variables)
     assert cluster.processes(None, None) == (1, 1)
     assert cluster.processes(1, "auto") == (1, "auto")
@@ -101,7 +92,7 @@ def test_without_a_launcher_the_config_sets_the_number_of_processes(
     assert cluster.processes(2, 4) == (2, 4)
 
 
-def test_machines_with_different_numbers_of_processes_are_refused(launched: Any) -> None:
+def test_machines_with_different_numbers_of_processes_are_refused(launched):
     launched(**{**STEP, "SLURM_STEP_NUM_TASKS": 7, "SLURM_STEP_TASKS_PER_NODE": "4,3"})
     with pytest.raises(
         ValueError, match="srun started 7 processes on 2 machines; it must be the same number on each"
@@ -147,12 +138,12 @@ def test_machines_with_different_numbers_of_processes_are_refused(launched: Any)
         ({"NODE_RANK": 1}, False),
     ],
 )
-def test_each_launcher_has_one_first_process(launched: Any, variables: dict[str, Any], first: bool) -> None:
+def test_each_launcher_has_one_first_process(launched, variables, first):
     launched(**variables)
     assert cluster.is_first() == first
 
 
-def test_only_errors_about_a_peer_become_peer_lost_errors() -> None:
+def test_only_errors_about_a_peer_become_peer_lost_errors():
     with pytest.raises(RuntimeError, match="shapes differ"), cluster.detecting_lost_peers():
         raise RuntimeError("shapes differ")
     with (
@@ -171,19 +162,17 @@ def test_only_errors_about_a_peer_become_peer_lost_errors() -> None:
         "NCCL error in: x.cpp, ncclInvalidUsage: Duplicate GPU detected",
     ],
 )
-def test_a_fault_of_a_process_itself_is_no_lost_peer(message: str) -> None:
+def test_a_fault_of_a_process_itself_is_no_lost_peer(message):
     with pytest.raises(RuntimeError, match="^" + message[:9]), cluster.detecting_lost_peers():
         raise RuntimeError(message)
 
 
-def test_the_error_of_a_failed_process_reaches_the_others(
-    launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_failed_process_reaches_the_others(launched, tmp_path, monkeypatch):
     """srun returns the highest exit code: after 75, a user's mistake would be queued again."""
     monkeypatch.setattr(cluster, "_VISIBLE_SECONDS", 0.3)
     folder = tmp_path / "run"
 
-    def shared_error(error: Exception, **more: Any) -> str:
+    def shared_error(error, **more):
         launched(**STEP, SLURM_STEP_ID=0, **more)
         with pytest.raises(type(error)), cluster.sharing_errors(folder):
             raise error

@@ -6,14 +6,14 @@ import torch
 from medconv.utils.hardware import DeviceCopies
 
 
-def test_without_cuda_tensors_are_moved() -> None:
+def test_without_cuda_tensors_are_moved():
     tensor = torch.ones(3)
     assert DeviceCopies()({"image": tensor}, torch.device("cpu"))["image"] is tensor
     assert DeviceCopies()({"image": tensor}, torch.device("meta"))["image"].is_meta
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_work_queued_later_reads_complete_copies() -> None:
+def test_work_queued_later_reads_complete_copies():
     device = torch.device("cuda", torch.cuda.current_device())
     copies = DeviceCopies()
     total = torch.zeros((), device=device)

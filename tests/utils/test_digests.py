@@ -1,12 +1,11 @@
 """Digests of files."""
 
 import hashlib
-from pathlib import Path
 
 from medconv.utils.digests import digest
 
 
-def test_a_digest_is_the_sha256_of_the_content(tmp_path: Path) -> None:
+def test_a_digest_is_the_sha256_of_the_content(tmp_path):
     content = b"abc" * 100_000
     path = tmp_path / "file"
     path.write_bytes(content)

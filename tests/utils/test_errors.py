@@ -1,13 +1,11 @@
 """medconv/utils/errors.py: errors of libraries in one line."""
 
-from pathlib import Path
-
 import pytest
 
 from medconv.utils.errors import explained
 
 
-def test_an_error_becomes_one_line_with_its_reason(tmp_path: Path) -> None:
+def test_an_error_becomes_one_line_with_its_reason(tmp_path):
     with (
         pytest.raises(ValueError, match=r"^a\.nii: damaged \(two lines\)$") as raised,
         explained("a.nii: damaged"),
@@ -23,6 +21,6 @@ def test_an_error_becomes_one_line_with_its_reason(tmp_path: Path) -> None:
         raise MemoryError
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_pass():
     with pytest.raises(KeyError), explained("damaged", OSError, ValueError):
         raise KeyError("x")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -23,23 +22,23 @@ from medconv.utils.hardware import (
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
 @pytest.mark.parametrize("devices", [4, "4", [0, 3]])
-def test_devices_that_the_machine_lacks_are_refused(devices: Any, two_gpus: None) -> None:
+def test_devices_that_the_machine_lacks_are_refused(devices, two_gpus):
     with pytest.raises(ValueError, match=r"devices=.*: this machine has 2 GPUs"):
         check_devices(devices, "auto")
 
 
 @pytest.mark.parametrize("devices", [1, 2, "2", "auto", -1, [1]])
-def test_devices_that_the_machine_has_are_accepted(devices: Any, two_gpus: None) -> None:
+def test_devices_that_the_machine_has_are_accepted(devices, two_gpus):
     check_devices(devices, "gpu")
 
 
-def test_a_gpu_is_refused_on_a_machine_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_refused_on_a_machine_without_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"accelerator=gpu: no GPU is visible here; take auto or cpu"):
         check_devices(1, "gpu")
@@ -57,15 +56,15 @@ def test_a_gpu_is_refused_on_a_machine_without_one(monkeypatch: pytest.MonkeyPat
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
     ],
 )
-def test_errors_about_memory_are_recognised(error: Exception) -> None:
+def test_errors_about_memory_are_recognised(error):
     assert out_of_memory(error)
 
 
-def test_other_errors_are_not_about_memory() -> None:
+def test_other_errors_are_not_about_memory():
     assert not out_of_memory(RuntimeError("shapes cannot be multiplied"))
 
 
-def test_backends_set_the_matmul_precision() -> None:
+def test_backends_set_the_matmul_precision():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         apply_backends("highest")
@@ -81,7 +80,7 @@ def test_backends_set_the_matmul_precision() -> None:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def test_missing_triton_or_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_triton_or_compiler_says_what_to_install(monkeypatch):
     monkeypatch.setattr(hardware, "find_spec", lambda name: object())
     monkeypatch.setenv("CC", "cc")
     assert triton_missing() is None
@@ -92,14 +91,14 @@ def test_missing_triton_or_compiler_says_what_to_install(monkeypatch: pytest.Mon
     assert "pip install triton" in str(triton_missing())
 
 
-def test_cudnn_tries_its_algorithms_by_default(two_gpus: None) -> None:
+def test_cudnn_tries_its_algorithms_by_default(two_gpus):
     assert benchmark_kernels(None, "gpu", None) is True
     assert benchmark_kernels(None, "gpu", True) is False
     assert benchmark_kernels(None, "cpu", None) is None
     assert benchmark_kernels(False, "gpu", None) is False
 
 
-def test_an_old_gpu_has_no_compiler(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_gpu_has_no_compiler(two_gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
     assert "compute capability 7.0" in str(compiler_missing())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -107,12 +106,12 @@ def test_an_old_gpu_has_no_compiler(two_gpus: None, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("devices", [None, 0, -1, [], "0,1", "many"])
-def test_devices_of_a_cpu_are_a_number(devices: Any) -> None:
+def test_devices_of_a_cpu_are_a_number(devices):
     with pytest.raises(ValueError, match=r"devices=.*: on a CPU it is a number of processes"):
         check_devices(devices, "cpu")
 
 
-def test_devices_are_normalised(two_gpus: None) -> None:
+def test_devices_are_normalised(two_gpus):
     assert [check_devices(d, "cpu") for d in ("1", "auto", 1)] == [1, 1, 1]
     assert [check_devices(d, "gpu") for d in ("2", "0,1", "auto")] == [2, [0, 1], "auto"]
 
@@ -120,7 +119,7 @@ def test_devices_are_normalised(two_gpus: None) -> None:
 @pytest.mark.parametrize(
     "precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true", 16, 32, None]
 )
-def test_a_chosen_precision_is_kept(precision: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_precision_is_kept(precision, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_precision(precision, "gpu") == precision
     if not str(precision).startswith("16"):
@@ -128,7 +127,7 @@ def test_a_chosen_precision_is_kept(precision: object, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true", 16])
-def test_fp16_needs_a_gpu(precision: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_needs_a_gpu(precision, monkeypatch):
     with pytest.raises(ValueError, match=rf"precision={precision} needs a GPU"):
         resolve_precision(precision, "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -136,7 +135,7 @@ def test_fp16_needs_a_gpu(precision: object, monkeypatch: pytest.MonkeyPatch) ->
         resolve_precision(precision, "auto")
 
 
-def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_precision_follows_the_hardware(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     assert [resolve_precision("auto", a) for a in ("auto", "gpu", "cuda")] == ["bf16-mixed"] * 3
@@ -154,9 +153,7 @@ def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("version", "warns"), [(90701, False), (90800, True), (91002, True), (91500, False), (None, False)]
 )
-def test_slow_cudnn_is_named(
-    version: int | None, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slow_cudnn_is_named(version, warns, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     warn_slow_cudnn()
@@ -166,13 +163,7 @@ def test_slow_cudnn_is_named(
 @pytest.mark.parametrize(
     ("devices", "launched", "warns"), [(3, False, True), (3, True, False), (2, False, False)]
 )
-def test_more_processes_than_cores_are_slow_and_not_wrong(
-    devices: int,
-    launched: bool,
-    warns: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_more_processes_than_cores_are_slow_and_not_wrong(devices, launched, warns, monkeypatch, caplog):
     """Under a launcher each process may be bound to cores of its own, and sees no others."""
     monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     assert check_devices(devices, "cpu", launched) == devices
@@ -181,7 +172,7 @@ def test_more_processes_than_cores_are_slow_and_not_wrong(
 
 
 @pytest.mark.parametrize("devices", [0, -1, [0, 1]])
-def test_processes_on_a_cpu_are_a_number(devices: Any) -> None:
+def test_processes_on_a_cpu_are_a_number(devices):
     with pytest.raises(ValueError, match="on a CPU it is a number of processes, 1 or more"):
         check_devices(devices, "cpu")
 
@@ -200,9 +191,7 @@ class LateCopy:
 
 
 @pytest.mark.parametrize("truth", [True, False])
-def test_a_bool_of_the_device_is_read_once_its_own_copy_is_there(
-    truth: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bool_of_the_device_is_read_once_its_own_copy_is_there(truth, monkeypatch):
     assert bool(HostCopy(torch.tensor(truth))) == truth
     device, calls = LateCopy(), []
 
@@ -215,11 +204,11 @@ def test_a_bool_of_the_device_is_read_once_its_own_copy_is_there(
             device.host.fill_(truth)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    copy: Any = HostCopy(device)  # type: ignore[arg-type]
+    copy = HostCopy(device)
     assert calls == ["record"] and bool(copy) == truth and calls == ["record", "synchronize"]
 
 
-def test_freed_memory_is_used_again() -> None:
+def test_freed_memory_is_used_again():
     """An array of 64 MB, made anew ten times, has 16000 pages of its own each time otherwise."""
     code = """
 import resource, sys
@@ -240,7 +229,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone can")
-def test_freed_memory_that_was_kept_goes_back_to_the_system() -> None:
+def test_freed_memory_that_was_kept_goes_back_to_the_system():
     code = """
 from pathlib import Path
 import numpy as np
@@ -262,7 +251,7 @@ print(kept, resident_mb() - before)
     assert released_mb < 50
 
 
-def test_cores_are_those_of_the_process_or_else_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_those_of_the_process_or_else_of_the_machine(monkeypatch):
     assert hardware.num_cores() == len(os.sched_getaffinity(0))
     monkeypatch.delattr(os, "sched_getaffinity")
     assert hardware.num_cores() == os.cpu_count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -17,7 +16,7 @@ class Releasing(logging.Handler):
     def __init__(self, lock: FileLock) -> None:
         super().__init__()
         self.lock = lock
-        self.messages: list[str] = []
+        self.messages = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
@@ -34,9 +33,7 @@ class Releasing(logging.Handler):
         ),
     ],
 )
-def test_who_waits_says_for_whom(
-    content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_says_for_whom(content, message, tmp_path, monkeypatch):
     path = tmp_path / ".lock"
     other = FileLock(path, thread_local=False)
     other.acquire()

@@ -9,11 +9,11 @@ import pytest
 from medconv.utils.optional_imports import needed
 
 
-def test_an_installed_package_is_imported() -> None:
+def test_an_installed_package_is_imported():
     assert needed("json", "nrrd", "reading NRRD", Path("a.nrrd")) is json
 
 
-def test_a_missing_package_is_an_error_that_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error_that_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "nrrd", None)
     with pytest.raises(ValueError) as error:
         needed("nrrd", "nrrd", "reading NRRD", Path("a.nrrd"))

@@ -4,9 +4,7 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from helpers.waiting import PATIENCE_S
 
 PROGRAM = """
@@ -22,7 +20,7 @@ print(in_terminal())
 """
 
 
-def terminal(tmp_path: Path, *, output_too: bool, term: str = "xterm") -> tuple[str, str]:
+def terminal(tmp_path, *, output_too, term="xterm"):
     """What the program writes to standard output, where that is a file, and to a terminal."""
     ours, theirs = pty.openpty()
     with (tmp_path / "out").open("w") as file:
@@ -40,7 +38,7 @@ def terminal(tmp_path: Path, *, output_too: bool, term: str = "xterm") -> tuple[
     return (tmp_path / "out").read_text(), shown.decode()
 
 
-def test_in_a_terminal_messages_are_lines_above_the_bar(tmp_path: Path) -> None:
+def test_in_a_terminal_messages_are_lines_above_the_bar(tmp_path):
     _, shown = terminal(tmp_path, output_too=True)
     assert "reading [all]" in shown and "3/3" in shown and "predicting" in shown and "2/2" in shown
     for item in "abc":  # the bar's line is erased before each message
@@ -49,18 +47,18 @@ def test_in_a_terminal_messages_are_lines_above_the_bar(tmp_path: Path) -> None:
     assert "\x1b[?25h" in shown[: shown.index("item a")]  # a killed process leaves the cursor visible
 
 
-def test_output_in_a_file_stays_there(tmp_path: Path) -> None:
+def test_output_in_a_file_stays_there(tmp_path):
     output, shown = terminal(tmp_path, output_too=False)
     assert output == "item a\nitem b\nitem c\nTrue\n"
     assert "item" not in shown and "3/3" in shown
 
 
-def test_without_a_cursor_there_is_no_bar(tmp_path: Path) -> None:
+def test_without_a_cursor_there_is_no_bar(tmp_path):
     output, shown = terminal(tmp_path, output_too=False, term="dumb")
     assert (output, shown) == ("item a\nitem b\nitem c\nFalse\n", "")
 
 
-def test_a_pipe_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_no_bar(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on build servers
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE_S

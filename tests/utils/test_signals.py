@@ -9,8 +9,6 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from helpers.waiting import PATIENCE_S, until
@@ -19,21 +17,21 @@ from medconv.utils import signals
 
 
 @pytest.fixture(autouse=True)
-def hangups_are_not_ignored() -> Iterator[None]:
+def hangups_are_not_ignored():
     """As `nohup pytest` does."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_before_training_ends_the_process_at_once() -> None:
+def test_a_signal_before_training_ends_the_process_at_once():
     for number in signals.PREEMPTING:
         with pytest.raises(signals.RunInterrupted) as error, signals.raising():
             os.kill(os.getpid(), number)
         assert error.value.number == number
 
 
-def test_signals_set_the_request_once_the_training_loop_checks_it() -> None:
+def test_signals_set_the_request_once_the_training_loop_checks_it():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs
     try:
         _send_signals()
@@ -41,7 +39,7 @@ def test_signals_set_the_request_once_the_training_loop_checks_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def _send_signals() -> None:
+def _send_signals():
     request = signals.StopRequest()
     with pytest.raises(KeyboardInterrupt), request.noted():
         os.kill(os.getpid(), signal.SIGINT)
@@ -81,14 +79,14 @@ class WatchersTime:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> WatchersTime:
+def clock(monkeypatch):
     clock = WatchersTime()
     monkeypatch.setattr(signals, "time", clock)
     return clock
 
 
 @pytest.mark.parametrize("number", [*signals.PREEMPTING, signal.SIGINT])
-def test_a_signal_ends_a_wait_that_does_not_end(number: int, clock: WatchersTime) -> None:
+def test_a_signal_ends_a_wait_that_does_not_end(number, clock):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         request = signals.StopRequest()
@@ -104,7 +102,7 @@ def test_a_signal_ends_a_wait_that_does_not_end(number: int, clock: WatchersTime
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_does_not_end_a_step(clock: WatchersTime) -> None:
+def test_a_signal_does_not_end_a_step(clock):
     request = signals.StopRequest()
     request.defer()
     with request.noted():
@@ -117,7 +115,7 @@ def test_a_signal_does_not_end_a_step(clock: WatchersTime) -> None:
         assert request.number == signal.SIGUSR1
 
 
-def test_what_ends_a_wait_ends_with_the_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_a_wait_ends_with_the_handlers(monkeypatch):
     """Without them its signal would end this process."""
     monkeypatch.setattr(signals, "WAIT_SECONDS", 0.05)
     before = set(threading.enumerate())
@@ -147,7 +145,7 @@ pathlib.Path(number).write_text(str(int(request.number)))
 """
 
 
-def noted_as_its_terminal_closes(folder: Path, seconds: float, *prefix: str) -> str:
+def noted_as_its_terminal_closes(folder, seconds, *prefix):
     """The signal that a training notes within so many seconds. Args: prefix: of its command."""
     begun, number = folder / "begun", folder / "number"
     ours, of_process = os.openpty()
@@ -167,18 +165,16 @@ def noted_as_its_terminal_closes(folder: Path, seconds: float, *prefix: str) -> 
     return number.read_text()
 
 
-def test_a_closed_terminal_requests_a_stop_and_output_to_it_raises_nothing(tmp_path: Path) -> None:
+def test_a_closed_terminal_requests_a_stop_and_output_to_it_raises_nothing(tmp_path):
     assert noted_as_its_terminal_closes(tmp_path, PATIENCE_S) == str(int(signal.SIGHUP))
 
 
-def test_with_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+def test_with_nohup_a_closed_terminal_stops_nothing(tmp_path):
     assert noted_as_its_terminal_closes(tmp_path, 1, "nohup") == "0"
     assert (tmp_path / "nohup.out").read_text().splitlines() == ["the step is done"] * 2
 
 
-def test_a_refused_requeue_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_requeue_is_a_warning(tmp_path, monkeypatch, caplog):
     signals.requeue()  # no job
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -193,9 +189,7 @@ def test_a_refused_requeue_is_a_warning(
     ]
 
 
-def test_a_job_is_requeued_a_limited_number_of_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_is_requeued_a_limited_number_of_times(tmp_path, monkeypatch, caplog):
     """So a run whose time is always up before its first step ends."""
     (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n')
     (tmp_path / "scontrol").chmod(0o755)
@@ -211,7 +205,7 @@ def test_a_job_is_requeued_a_limited_number_of_times(
     )
 
 
-def test_a_limit_of_cpu_time_asks_once() -> None:
+def test_a_limit_of_cpu_time_asks_once():
     """Beyond the soft limit the system would send SIGXCPU each second, also to a process that is ending."""
     code = (
         "import resource, time; from medconv.utils import signals\n"

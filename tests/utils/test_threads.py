@@ -8,11 +8,11 @@ from helpers.waiting import PATIENCE_S
 from medconv.utils.progress import each
 
 
-def test_each_runs_as_many_threads_as_there_are_workers() -> None:
+def test_each_runs_as_many_threads_as_there_are_workers():
     """Each thread holds one case, so this also limits the memory."""
     running, most, lock, all_run = 0, 0, threading.Lock(), threading.Barrier(3)
 
-    def work(item: int) -> int:
+    def work(item):
         nonlocal running, most
         with lock:
             running += 1
@@ -26,11 +26,11 @@ def test_each_runs_as_many_threads_as_there_are_workers() -> None:
     assert most == 3
 
 
-def test_the_first_error_ends_the_work() -> None:
+def test_the_first_error_ends_the_work():
     """To do all items would take 100 seconds; the error is seen long before."""
     done, items = [], range(20_000)
 
-    def work(item: int) -> None:
+    def work(item):
         if item == 1:
             raise ValueError("of item 1")
         threading.Event().wait(0.01)

@@ -13,7 +13,7 @@ from helpers.waiting import PATIENCE_S, until
 from benchmarks.peers.process import NNUNET, NNUNET_DATA, TORCHIO_DATA, PeerProcess
 
 
-def test_a_frozen_peer_and_its_worker_do_nothing_between_turns(tmp_path: Path) -> None:
+def test_a_frozen_peer_and_its_worker_do_nothing_between_turns(tmp_path):
     """The worker counts in a file; the peer answers as soon as the count has changed."""
     count = tmp_path / "count"
     worker = (
@@ -42,12 +42,12 @@ for line in sys.stdin:
     until(lambda: not alive(group))  # the worker, too
 
 
-def state(process: int) -> str:
+def state(process):
     """One letter, T where it is stopped."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def alive(group: int) -> bool:
+def alive(group):
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -56,9 +56,7 @@ def alive(group: int) -> bool:
 
 
 @pytest.mark.parametrize("script", [NNUNET_DATA, TORCHIO_DATA])
-def test_data_scripts_import_neither_medconv_nor_torch_and_say_what_to_install(
-    script: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_data_scripts_import_neither_medconv_nor_torch_and_say_what_to_install(script, tmp_path):
     code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
     code += "; assert not {'medconv', 'torch'} & set(sys.modules)"
     subprocess.run(
@@ -76,7 +74,7 @@ def test_data_scripts_import_neither_medconv_nor_torch_and_say_what_to_install(
     assert sys.executable in message and "pip install" in message and "Traceback" not in message
 
 
-def test_an_environment_without_nnunet_is_told_what_to_install() -> None:
+def test_an_environment_without_nnunet_is_told_what_to_install():
     with pytest.raises(ValueError) as error, PeerProcess(sys.executable, NNUNET, limit_s=PATIENCE_S):
         pass
     message = str(error.value)
@@ -85,7 +83,7 @@ def test_an_environment_without_nnunet_is_told_what_to_install() -> None:
     )
 
 
-def test_the_nnunet_script_imports_neither_medconv_nor_torch() -> None:
+def test_the_nnunet_script_imports_neither_medconv_nor_torch():
     # the folder of the script is on the path, as Python does for scripts
     code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
     code += "; assert not {'medconv', 'torch'} & set(sys.modules)"
@@ -105,7 +103,7 @@ def test_the_nnunet_script_imports_neither_medconv_nor_torch() -> None:
         ("print('{}')", "answered '{}' where"),
     ],
 )
-def test_a_failed_peer_is_named_with_its_output(code: str, message: str) -> None:
+def test_a_failed_peer_is_named_with_its_output(code, message):
     with (
         pytest.raises(ValueError, match=re.escape(sys.executable) + "(?s:.*)" + message),
         PeerProcess(sys.executable, ["-c", code], PATIENCE_S),
@@ -113,7 +111,7 @@ def test_a_failed_peer_is_named_with_its_output(code: str, message: str) -> None
         pass
 
 
-def test_a_silent_peer_times_out() -> None:
+def test_a_silent_peer_times_out():
     with (
         pytest.raises(ValueError, match=r"gave no answer within 0\.5 s; it printed nothing"),
         PeerProcess(sys.executable, ["-c", "import signal; signal.pause()"], 0.5),
@@ -121,7 +119,7 @@ def test_a_silent_peer_times_out() -> None:
         pass
 
 
-def test_a_peer_that_fails_in_a_step_is_an_error_with_its_reason() -> None:
+def test_a_peer_that_fails_in_a_step_is_an_error_with_its_reason():
     code = "print('{\"ready\": true}', flush=True); input(); raise MemoryError('full')"
     with (
         PeerProcess(sys.executable, ["-c", code], PATIENCE_S) as peer,
@@ -130,7 +128,7 @@ def test_a_peer_that_fails_in_a_step_is_an_error_with_its_reason() -> None:
         peer.step()
 
 
-def test_a_missing_python_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_python_is_an_error(tmp_path):
     with (
         pytest.raises(ValueError, match="needed a python executable, got .*nowhere"),
         PeerProcess(tmp_path / "nowhere", NNUNET),

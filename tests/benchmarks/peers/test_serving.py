@@ -5,10 +5,10 @@ from helpers.benchmarks_harness import ManualClock
 from benchmarks.peers import serving
 
 
-def test_only_the_work_is_timed() -> None:
+def test_only_the_work_is_timed():
     clock, done = ManualClock(), []
 
-    def work() -> int:
+    def work():
         clock.wait(10.0)
         done.append(1)
         return 3

@@ -1,14 +1,12 @@
 """scripts/benchmarks/peers/training.py: a training's clock, and the snapshots that stop it."""
 
-from pathlib import Path
-
 import pytest
 from helpers.benchmarks_harness import ManualClock
 
 from benchmarks.peers import training
 
 
-def test_a_step_is_taken_if_half_of_it_fits_into_the_time() -> None:
+def test_a_step_is_taken_if_half_of_it_fits_into_the_time():
     now = ManualClock()
     clock = training.Clock(10, now)
     clock.start()
@@ -21,7 +19,7 @@ def test_a_step_is_taken_if_half_of_it_fits_into_the_time() -> None:
     assert steps == [6.0, 2.0, 1.0] + [1.0]  # 6 + 3 fit into 10, 10 + 0.5 do not
 
 
-def test_the_clock_stops_while_snapshots_are_saved(tmp_path: Path) -> None:
+def test_the_clock_stops_while_snapshots_are_saved(tmp_path):
     now = ManualClock()
     job = training.Job("", "", "", "", str(tmp_path), [], ["a", "b"], 1, 10, [2, 3, 6], 1, 0, [])
     clock = training.Clock(job.seconds, now)
@@ -39,7 +37,7 @@ def test_the_clock_stops_while_snapshots_are_saved(tmp_path: Path) -> None:
     assert [s["steps"] for s in kept] == [5, 8, 15, 25]
 
 
-def test_a_slow_step_makes_one_snapshot(tmp_path: Path) -> None:
+def test_a_slow_step_makes_one_snapshot(tmp_path):
     job = training.Job("", "", "", "", str(tmp_path), [], ["a"], 1, 10, [0.01, 0.02, 5.0], 1, 0, [])
     now = ManualClock()
     clock = training.Clock(job.seconds, now)

@@ -1,8 +1,6 @@
 """medconv/data/augmentation/augment.py: where things move in millimetres; a batch equals its samples."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,25 +8,22 @@ import torch
 import yaml
 from helpers.augmentation import ALL, SHAPES, SPACING
 from helpers.volumes import dice, rotation
-from torch import Tensor
 
 from medconv.data.augmentation import spatial
 from medconv.data.augmentation.augment import Augment, centre
 from medconv.data.augmentation.parameters import INTENSITY, SPATIAL, Parameters
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
-SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*SPATIAL, *INTENSITY), 0.5), "mirror_axes": "all"}
-MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(SPATIAL, 1.0)}
-ELASTIC: dict[str, Any] = {"elastic_mm": 2, "elastic_spacing_mm": 8}
+SOME = {**ALL, "p": dict.fromkeys((*SPATIAL, *INTENSITY), 0.5), "mirror_axes": "all"}
+MOVES = {**ALL, "p": dict.fromkeys(SPATIAL, 1.0)}
+ELASTIC = {"elastic_mm": 2, "elastic_spacing_mm": 8}
 
 
-def make(axes: int = 3, seed: int = 0, patch_size: Sequence[int] | None = None, **settings: Any) -> Augment:
+def make(axes=3, seed=0, patch_size=None, **settings):
     return Augment(seed, settings.pop("spacing_mm", SPACING[:axes]), patch_size or SHAPES[axes], **settings)
 
 
-def batch_of(
-    numbers: Sequence[int], axes: int = 3, channels: int = 2, dtype: torch.dtype = torch.uint8, more: int = 0
-) -> dict[str, Any]:
+def batch_of(numbers, axes=3, channels=2, dtype=torch.uint8, more=0):
     """Images that are `more` voxels larger than the patch, on all sides."""
     generator, shape = torch.Generator().manual_seed(0), [n + 2 * more for n in SHAPES[axes]]
     label = torch.randint(0, 4, (len(numbers), 1, *shape), generator=generator).to(dtype)
@@ -36,10 +31,10 @@ def batch_of(
     return {"image": image, "label": label, "sample": torch.tensor(numbers)}
 
 
-def fixed(axes: int, count: int = 1, channels: int = 1, **changes: Any) -> Parameters:
+def fixed(axes, count=1, channels=1, **changes):
     """Parameters that change nothing, except those given."""
     ones, none = torch.ones(count, channels), torch.zeros(count, channels)
-    values: dict[str, Any] = {
+    values = {
         "moved": torch.tensor([bool({"matrix", "shift", "elastic"} & changes.keys())]).repeat(count),
         "matrix": torch.eye(axes).repeat(count, 1, 1),
         "shift": torch.zeros(count, axes),
@@ -58,29 +53,25 @@ def fixed(axes: int, count: int = 1, channels: int = 1, **changes: Any) -> Param
     return Parameters(**{**values, **changes})
 
 
-def positions_mm(shape: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
+def positions_mm(shape, spacing_mm):
     """Positions of the voxels from the centre. Shape: (axes, *shape)."""
     axes = [(np.arange(n) + 0.5 - n / 2) * s for n, s in zip(shape, spacing_mm, strict=True)]
     return np.stack(np.meshgrid(*axes, indexing="ij"))
 
 
-def gaussian(
-    shape: Sequence[int], spacing_mm: Sequence[float], centre_mm: Sequence[float], sigma_mm: float
-) -> Tensor:
+def gaussian(shape, spacing_mm, centre_mm, sigma_mm):
     away = positions_mm(shape, spacing_mm) - np.reshape(centre_mm, (-1, *(1,) * len(shape)))
     return torch.from_numpy(np.exp(-0.5 * (away**2).sum(0) / sigma_mm**2)).float()[None, None]
 
 
-def in_voxels(matrix_mm: np.ndarray, spacing_mm: Sequence[float]) -> Tensor:
+def in_voxels(matrix_mm, spacing_mm):
     return torch.tensor(matrix_mm * np.array(spacing_mm) / np.array(spacing_mm)[:, None]).float()[None]
 
 
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("settings", [ALL, SOME])
 @pytest.mark.parametrize("more", [0, 4])
-def test_a_batch_gives_the_same_as_its_samples_one_by_one(
-    axes: int, settings: dict[str, Any], more: int
-) -> None:
+def test_a_batch_gives_the_same_as_its_samples_one_by_one(axes, settings, more):
     augment, batch = make(axes, 3, **settings), batch_of([4, 9, 2, 11, 5], axes, more=more)
     together = augment(batch)
     for i in range(5):
@@ -92,7 +83,7 @@ def test_a_batch_gives_the_same_as_its_samples_one_by_one(
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_all_samples_at_once_give_the_same_as_one_by_one(axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_samples_at_once_give_the_same_as_one_by_one(axes, monkeypatch):
     """As on an accelerator, but here on a CPU."""
     augment = make(axes, 3, **SOME, **ELASTIC, flip_label_pairs=[(1, 2)], left_right_axis=0)
     batch = batch_of(range(16), axes, more=3)
@@ -106,7 +97,7 @@ def test_all_samples_at_once_give_the_same_as_one_by_one(axes: int, monkeypatch:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
+def test_a_gpu_gives_the_same_as_a_cpu(axes, dtype):
     """Without noise, because a GPU's generator draws other numbers."""
     settings = {**SOME, **ELASTIC, "p": {**SOME["p"], "noise": 0}}
     augment, batch = make(axes, 3, **settings), batch_of(range(16), axes, more=3)
@@ -118,7 +109,7 @@ def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
+def test_samples_cropped_to_their_read_size_give_the_same(axes):
     """Workers read only what each sample shows; an accelerator gets `max_read_size` for all samples."""
     augment = make(axes, 1, **{**SOME, **ELASTIC, "p": {**SOME["p"], **dict.fromkeys(SPATIAL, 0.3)}})
     numbers = list(range(20))
@@ -136,7 +127,7 @@ def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_read_size_includes_all_that_a_sample_shows(axes: int) -> None:
+def test_read_size_includes_all_that_a_sample_shows(axes):
     """An image of ones stays one if `read_size` is below `max_read_size` along every axis."""
     augment = make(axes, 0, p={"rotation": 1, "scale": 1, "shift": 1}, rotation_deg=25, scale=(0.8, 1.1))
     for number in range(20):
@@ -151,7 +142,7 @@ def test_read_size_includes_all_that_a_sample_shows(axes: int) -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_probabilities_of_zero_change_nothing(axes: int) -> None:
+def test_probabilities_of_zero_change_nothing(axes):
     batch = batch_of([0, 1], axes)
     out = make(axes)(batch)
     assert torch.equal(out["image"], batch["image"]) and torch.equal(out["label"], batch["label"])
@@ -159,7 +150,7 @@ def test_probabilities_of_zero_change_nothing(axes: int) -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_parameters_that_do_nothing_change_nothing(axes: int) -> None:
+def test_parameters_that_do_nothing_change_nothing(axes):
     """The resampling itself: voxel centres come back as they were."""
     batch = batch_of([0, 1], axes)
     still = fixed(axes, 2, 2, moved=torch.tensor([True, True]))
@@ -168,7 +159,7 @@ def test_parameters_that_do_nothing_change_nothing(axes: int) -> None:
     assert torch.equal(label, batch["label"])
 
 
-def test_the_input_is_not_changed() -> None:
+def test_the_input_is_not_changed():
     batch = batch_of([0, 1, 2, 3])
     image, label = batch["image"].clone(), batch["label"].clone()
     for settings in (ALL, SOME, {"p": dict.fromkeys(INTENSITY, 1.0)}):
@@ -176,7 +167,7 @@ def test_the_input_is_not_changed() -> None:
     assert torch.equal(batch["image"], image) and torch.equal(batch["label"], label)
 
 
-def test_seed_and_sample_number_decide_the_result() -> None:
+def test_seed_and_sample_number_decide_the_result():
     batch = batch_of([7, 8])
     batch["image"][1], batch["label"][1] = batch["image"][0], batch["label"][0]
     first, again = make(seed=5, **ALL)(batch), make(seed=5, **ALL)(batch)
@@ -188,7 +179,7 @@ def test_seed_and_sample_number_decide_the_result() -> None:
     torch.testing.assert_close(swapped["image"].flip(0), first["image"], rtol=0, atol=1e-6)
 
 
-def test_a_prediction_can_be_moved_like_its_image() -> None:
+def test_a_prediction_can_be_moved_like_its_image():
     augment, batch = make(**ALL), batch_of([3])
     parameters = augment.sample([3], 2)
     prediction = batch["label"].float() * 10
@@ -200,7 +191,7 @@ def test_a_prediction_can_be_moved_like_its_image() -> None:
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.8, 2.0), (1.0, 1.0, 1.0), (0.7, 1.0, 1.9)])
-def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) -> None:
+def test_a_blob_lands_where_the_matrix_says_in_mm(spacing):
     """Output position p shows the input at matrix @ p + shift: q moves to inverse(matrix) @ (q - shift)."""
     axes = len(spacing)
     shape = tuple(round(extent / s) for extent, s in zip((60, 44, 50), spacing, strict=False))
@@ -218,7 +209,7 @@ def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) ->
         np.testing.assert_allclose(centre_of_mass, after, atol=tolerance)
 
 
-def test_drawn_rotations_keep_a_ball_a_ball() -> None:
+def test_drawn_rotations_keep_a_ball_a_ball():
     """A rotation in voxels, of 1 x 1.2 x 2.5 mm, would deform it."""
     shape, spacing = (40, 44, 13), (1, 1.2, 2.5)
     ball = torch.from_numpy((positions_mm(shape, spacing) ** 2).sum(0) < 14**2)[None, None].to(torch.uint8)
@@ -230,7 +221,7 @@ def test_drawn_rotations_keep_a_ball_a_ball() -> None:
 
 
 @pytest.mark.parametrize("axis", range(3))
-def test_a_shift_is_a_share_of_the_patch(axis: int) -> None:
+def test_a_shift_is_a_share_of_the_patch(axis):
     """A share of 2/14, 2/12 or 2/10 shifts by two voxels."""
     batch = batch_of([0], channels=1)
     size = SHAPES[3][axis]
@@ -243,7 +234,7 @@ def test_a_shift_is_a_share_of_the_patch(axis: int) -> None:
         assert out.narrow(2 + axis, size - 2, 2).abs().max() < 1e-5  # 0 comes in from outside
 
 
-def test_shifts_across_thick_slices_are_whole_slices() -> None:
+def test_shifts_across_thick_slices_are_whole_slices():
     image = torch.zeros(20, 1, 16, 16, 8)
     image[..., 4:] = 1
     augment = make(spacing_mm=(1, 1, 5), patch_size=(16, 16, 8), p={"shift": 1}, shift=0.2)
@@ -257,7 +248,7 @@ def test_shifts_across_thick_slices_are_whole_slices() -> None:
 
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
-def test_labels_keep_their_values_and_type(axes: int, dtype: torch.dtype) -> None:
+def test_labels_keep_their_values_and_type(axes, dtype):
     batch = batch_of(range(8), axes, dtype=dtype)
     batch["label"][batch["label"] == 3] = 200 if dtype == torch.uint8 else 32767
     out = make(axes, **ALL)(batch)
@@ -268,7 +259,7 @@ def test_labels_keep_their_values_and_type(axes: int, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_images_stay_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision_images_stay_half_precision(dtype):
     """Computed in float32 between: equal to rounding, also of values that squared would not fit into 16
     bits.
     """
@@ -282,7 +273,7 @@ def test_half_precision_images_stay_half_precision(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_image_and_label_move_together(axes: int) -> None:
+def test_image_and_label_move_together(axes):
     label = torch.zeros(6, 1, *(32,) * axes, dtype=torch.uint8)
     label[(..., slice(8, 26), slice(5, 20))] = 1
     batch = {"image": label.float(), "label": label, "sample": torch.arange(6)}
@@ -293,7 +284,7 @@ def test_image_and_label_move_together(axes: int) -> None:
         assert dice(label[i].numpy() > 0, out["label"][i].numpy() > 0) < 0.95
 
 
-def test_elastic_deformation_is_smooth_and_at_most_elastic_mm() -> None:
+def test_elastic_deformation_is_smooth_and_at_most_elastic_mm():
     """An image of each voxel's own place shows where it was taken from."""
     shape, spacing = (36, 30, 24), (1.0, 1.2, 1.5)
     augment = make(
@@ -313,7 +304,7 @@ def test_elastic_deformation_is_smooth_and_at_most_elastic_mm() -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
+def test_mirrored_samples_are_exact_flips_of_image_and_label(axes):
     augment, batch = make(axes, mirror_axes=[0, axes - 1]), batch_of(range(24), axes, more=2)
     out, patterns = augment(batch), set()
     image, label = centre(batch["image"], SHAPES[axes]), centre(batch["label"], SHAPES[axes])
@@ -326,7 +317,7 @@ def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_left_and_right_labels_swap_in_mirrored_samples(moves: bool) -> None:
+def test_left_and_right_labels_swap_in_mirrored_samples(moves):
     generator, shape = torch.Generator().manual_seed(0), (16, 1, *SHAPES[3])
     label = torch.randint(0, 5, shape, generator=generator).to(torch.uint8)
     batch = {"image": torch.zeros(shape), "label": label, "sample": torch.arange(16)}
@@ -340,7 +331,7 @@ def test_left_and_right_labels_swap_in_mirrored_samples(moves: bool) -> None:
         assert torch.equal(after[i], table[before[i].long()] if flips[i, 0] else before[i])
 
 
-def test_presets_are_valid_and_change_the_expected_number_of_samples() -> None:
+def test_presets_are_valid_and_change_the_expected_number_of_samples():
     for path in (CONF / f"{name}.yaml" for name in ("none", "light", "strong")):
         settings = yaml.safe_load(path.read_text())
         assert settings.pop("_target_") == "medconv.data.augmentation.augment.Augment"
@@ -353,7 +344,7 @@ def test_presets_are_valid_and_change_the_expected_number_of_samples() -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_probabilities_move_as_the_image_does_and_swap_their_classes(axes: int) -> None:
+def test_probabilities_move_as_the_image_does_and_swap_their_classes(axes):
     """Linear interpolation: as channels of an image, up to the last bits of float16."""
     batch = batch_of(range(12), axes, more=2)
     probabilities = batch["image"].abs().clamp(max=1).half()
@@ -373,7 +364,7 @@ def test_probabilities_move_as_the_image_does_and_swap_their_classes(axes: int) 
     torch.testing.assert_close(swapping["label"][~flips], plain["label"][~flips])
 
 
-def test_probabilities_of_samples_of_different_sizes_are_those_of_each() -> None:
+def test_probabilities_of_samples_of_different_sizes_are_those_of_each():
     batch = batch_of([0, 1], more=3)
     image, label = batch["image"], batch["image"].abs().clamp(max=1).half()
     together = make(**SOME)({**batch, "image": image, "label": label})

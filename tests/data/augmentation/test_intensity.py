@@ -1,13 +1,11 @@
 """medconv/data/augmentation/intensity.py: compared row by row with NumPy, SciPy and torch."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy import ndimage
-from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.augmentation import intensity, spatial
@@ -15,30 +13,30 @@ from medconv.data.augmentation import intensity, spatial
 SHAPE = (5, 20, 17, 14)
 
 
-def rows(seed: int = 0) -> Tensor:
+def rows(seed=0):
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) * 2 + 3
 
 
-def scale(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
+def scale(rows, gain, offset):
     intensity.change(rows, (gain != 1) | (offset != 0), intensity.scale_, gain, offset)
 
 
-def stretch(rows: Tensor, contrast: Tensor) -> None:
+def stretch(rows, contrast):
     intensity.change(rows, contrast != 1, intensity.stretch_, contrast)
 
 
-def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
+def bend(rows, gamma, inverted):
     intensity.change(rows, gamma != 1, partial(intensity.bend_, inverted=inverted), gamma)
 
 
-def only(value: float, neutral: float, count: int = 5) -> Tensor:
+def only(value, neutral, count=5):
     """The value for the second and the last row, `neutral` for the others."""
     values = torch.full((count,), neutral)
     values[[1, -1]] = value
     return values
 
 
-def test_noise_has_its_deviation_in_every_channel_and_follows_the_seeds() -> None:
+def test_noise_has_its_deviation_in_every_channel_and_follows_the_seeds():
     image, std = torch.zeros(3, 2, 40, 50), torch.tensor([0.0, 0.3, 0.7])
     intensity.add_noise(image, std, torch.arange(3))
     for sample, deviation in zip(image, std.tolist(), strict=True):
@@ -52,7 +50,7 @@ def test_noise_has_its_deviation_in_every_channel_and_follows_the_seeds() -> Non
     assert torch.equal(again, image)
 
 
-def test_blur_equals_the_gaussian_of_scipy() -> None:
+def test_blur_equals_the_gaussian_of_scipy():
     """Except near the borders, where only the weights inside the image are used."""
     x, sigma = rows(), torch.tensor([[0.0, 0.0, 0.0], [0.8, 0.5, 1.0], [0, 0, 0], [0, 0, 0], [1.0, 0, 0.7]])
     y = x.clone()
@@ -70,7 +68,7 @@ def test_blur_equals_the_gaussian_of_scipy() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.73, 0.99, 0.01])
 @pytest.mark.parametrize("axes", [2, 3])
-def test_low_resolution_samples_down_nearest_and_up_linearly(share: float, axes: int) -> None:
+def test_low_resolution_samples_down_nearest_and_up_linearly(share, axes):
     x = rows()[:, 0] if axes == 2 else rows()
     y, coarse = x.clone(), only(share, 1.0)[:, None].expand(5, axes)
     intensity.soften(y, torch.zeros(5, axes), coarse)
@@ -81,7 +79,7 @@ def test_low_resolution_samples_down_nearest_and_up_linearly(share: float, axes:
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
 
 
-def test_blur_comes_before_low_resolution() -> None:
+def test_blur_comes_before_low_resolution():
     both, apart = rows(), rows()
     sigma, coarse = only(0.9, 0.0)[:, None].expand(5, 3), only(0.6, 1.0)[:, None].expand(5, 3)
     intensity.soften(both, sigma, coarse)
@@ -90,7 +88,7 @@ def test_blur_comes_before_low_resolution() -> None:
     torch.testing.assert_close(both, apart, rtol=0, atol=1e-4)
 
 
-def test_values_are_scaled_and_shifted() -> None:
+def test_values_are_scaled_and_shifted():
     x, y = rows(), rows()
     gain, offset = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0]), torch.tensor([0.0, -1.0, 3.0, 0.0, 0.0])
     scale(y, gain, offset)
@@ -99,7 +97,7 @@ def test_values_are_scaled_and_shifted() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.75, 1.25])
-def test_contrast_scales_about_the_mean_and_keeps_the_range(factor: float) -> None:
+def test_contrast_scales_about_the_mean_and_keeps_the_range(factor):
     x, y = rows(), rows()
     stretch(y, only(factor, 1.0))
     for i in (1, 4):
@@ -110,7 +108,7 @@ def test_contrast_scales_about_the_mean_and_keeps_the_range(factor: float) -> No
 
 @pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("exponent", [0.7, 1.5])
-def test_gamma_keeps_mean_and_deviation(inverted: bool, exponent: float) -> None:
+def test_gamma_keeps_mean_and_deviation(inverted, exponent):
     x, y = rows(), rows()
     bend(y, only(exponent, 1.0), inverted)
     for i in (1, 4):
@@ -130,17 +128,17 @@ def test_gamma_keeps_mean_and_deviation(inverted: bool, exponent: float) -> None
         lambda x: intensity.soften(x, torch.ones(5, 3), torch.full((5, 3), 0.5)),
     ],
 )
-def test_a_constant_image_stays_finite(change: Callable[[Tensor], None]) -> None:
+def test_a_constant_image_stays_finite(change):
     x = torch.full(SHAPE, 2.5)
     change(x)
     torch.testing.assert_close(x, torch.full(SHAPE, 2.5), rtol=0, atol=1e-3)
 
 
-def test_all_rows_at_once_give_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rows_at_once_give_the_same_as_one_by_one(monkeypatch):
     """The chosen rows as one stack, as on an accelerator, but here on a CPU."""
     one_by_one, stack = rows(), rows()
 
-    def change(x: Tensor) -> None:
+    def change(x):
         intensity.soften(x, only(0.9, 0.0)[:, None].expand(5, 3), only(0.6, 1.0)[:, None].expand(5, 3))
         scale(x, only(1.2, 1.0), only(0.3, 0.0))
         stretch(x, only(1.2, 1.0))

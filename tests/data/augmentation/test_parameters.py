@@ -1,5 +1,4 @@
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +8,11 @@ from helpers.augmentation import ALL, SHAPES, SPACING
 from medconv.data.augmentation.parameters import INTENSITY, SPATIAL, RandomParameters, between
 
 
-def make(axes: int = 3, seed: int = 0, **settings: Any) -> RandomParameters:
+def make(axes=3, seed=0, **settings):
     return RandomParameters(seed, **{"spacing_mm": SPACING[:axes], "patch_size": SHAPES[axes], **settings})
 
 
-def test_drawn_parameters_stay_in_their_ranges_and_use_them() -> None:
+def test_drawn_parameters_stay_in_their_ranges_and_use_them():
     drawn = make(2, spacing_mm=(1, 1), **{**ALL, "p": {**ALL["p"], "elastic": 0}}).sample(range(500), 2)
     scale = torch.linalg.det(drawn.matrix).sqrt()
     assert 0.8 <= scale.min() < 0.82 and 1.22 < scale.max() <= 1.25
@@ -45,7 +44,7 @@ def test_drawn_parameters_stay_in_their_ranges_and_use_them() -> None:
 
 
 @pytest.mark.parametrize("name", (*SPATIAL, *INTENSITY))
-def test_a_probability_sets_how_often_a_transform_occurs_and_nothing_else(name: str) -> None:
+def test_a_probability_sets_how_often_a_transform_occurs_and_nothing_else(name):
     """In 600 samples; the other transforms draw the same as if this one were certain."""
     settings = {**ALL, "elastic_spacing_mm": 30}
     certain = make(2, **settings).sample(range(600))
@@ -67,14 +66,14 @@ def test_a_probability_sets_how_often_a_transform_occurs_and_nothing_else(name: 
         assert torch.equal(getattr(drawn, other), getattr(certain, other)), other
 
 
-def test_samples_are_resampled_only_if_they_move() -> None:
+def test_samples_are_resampled_only_if_they_move():
     assert not make(p={"noise": 1}).sample(range(9)).moved.any()
     for name in SPATIAL:
         assert make(p={name: 1}).sample(range(9)).moved.all()
     assert make(p={"noise": 1}).max_read_size == SHAPES[3] and make(p={"noise": 1}).read_size(0) == SHAPES[3]
 
 
-def test_mirroring_changes_nothing_else_of_a_sample() -> None:
+def test_mirroring_changes_nothing_else_of_a_sample():
     plain = make(seed=5, **ALL).sample([3, 4, 5, 6])
     mirrored = make(seed=5, **ALL, mirror_axes=[0]).sample([3, 4, 5, 6])
     assert torch.equal(plain.matrix.abs(), mirrored.matrix.abs())
@@ -86,7 +85,7 @@ def test_mirroring_changes_nothing_else_of_a_sample() -> None:
 @pytest.mark.parametrize(
     ("spacing", "turns"), [((0.5, 0.5, 1.7), False), ((3.1, 1, 1), False), ((2, 2, 6), True)]
 )
-def test_images_are_not_resampled_across_thick_slices(spacing: tuple[float, ...], turns: bool) -> None:
+def test_images_are_not_resampled_across_thick_slices(spacing, turns):
     thick = int(np.argmax(spacing))
     augment = make(spacing_mm=spacing, patch_size=(20, 20, 20), **{**ALL, "shift": 0})
     drawn = augment.sample(range(20))
@@ -104,7 +103,7 @@ def test_images_are_not_resampled_across_thick_slices(spacing: tuple[float, ...]
     assert turns or augment.max_read_size[thick] in (20, 22)
 
 
-def test_max_read_size_is_that_of_a_patch_rotated_in_millimetres() -> None:
+def test_max_read_size_is_that_of_a_patch_rotated_in_millimetres():
     """Half a side of 10 mm becomes 10 cos 30 + 10 sin 30 = 13.7 mm, and a voxel to interpolate from."""
     settings = {
         "spacing_mm": (1, 2),
@@ -155,21 +154,21 @@ def test_max_read_size_is_that_of_a_patch_rotated_in_millimetres() -> None:
         ({"mirror_axes": "both"}, r"mirror_axes must be different .* got both"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings)
 
 
-def test_a_range_is_reached_from_its_lower_end() -> None:
+def test_a_range_is_reached_from_its_lower_end():
     assert between(lambda: 0.0, (2, 4)) == 2 and between(lambda: 0.75, (2, 4)) == 3.5
 
 
 @pytest.mark.parametrize(("numbers", "expected"), [((0.4, 0.5), 0.75), ((0.6, 0.5), 2.0)])
-def test_a_factor_is_as_often_below_1_as_above(numbers: tuple[float, ...], expected: float) -> None:
+def test_a_factor_is_as_often_below_1_as_above(numbers, expected):
     assert between(cycle(numbers).__next__, (0.5, 3.0), is_factor=True) == expected
 
 
-def test_a_rotation_turns_its_plane_alone() -> None:
+def test_a_rotation_turns_its_plane_alone():
     """The middle axis is thick, so the only plane is that of the others."""
     drawn = make(spacing_mm=(1, 4, 1), p={"rotation": 1}, rotation_deg=90).sample([2])
     matrix = drawn.matrix[0].double()

@@ -13,7 +13,7 @@ from medconv.utils.errors import ArgumentError
 SIZES = {2: ((9, 12), (13, 8)), 3: ((9, 12, 7), (13, 8, 10))}
 
 
-def resampling_inputs(axes: int, bends: bool, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+def resampling_inputs(axes, bends, dtype=torch.float32):
     generator = torch.Generator().manual_seed(axes)
     size, source = SIZES[axes]
     image = torch.randn(3, 2, *source, generator=generator, dtype=dtype)
@@ -21,15 +21,13 @@ def resampling_inputs(axes: int, bends: bool, dtype: torch.dtype = torch.float32
     matrix = torch.eye(axes) + 0.3 * torch.randn(3, axes, axes, generator=generator)
     shift = torch.randn(3, axes, generator=generator)
     field = 2 * torch.randn(3, axes, *size, generator=generator) if bends else None
-    return image, label, matrix, shift, field  # type: ignore[return-value]
+    return image, label, matrix, shift, field
 
 
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("bends", [False, True])
 @pytest.mark.parametrize("piece", [1, 50, 10**6])
-def test_resample_equals_grid_sample(
-    axes: int, bends: bool, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resample_equals_grid_sample(axes, bends, piece, monkeypatch):
     """With pieces of any size; many voxels lie outside the source."""
     monkeypatch.setattr(spatial, "_PIECE", piece)
     image, label, matrix, shift, field = resampling_inputs(axes, bends)
@@ -43,13 +41,13 @@ def test_resample_equals_grid_sample(
 
 
 @pytest.mark.parametrize("size", [(5, 6), (3, 4, 7)])
-def test_the_grid_is_that_of_torch(size: tuple[int, ...]) -> None:
+def test_the_grid_is_that_of_torch(size):
     theta = torch.randn(2, len(size), len(size) + 1, generator=torch.Generator().manual_seed(0))
     expected = F.affine_grid(theta, [2, 1, *size], align_corners=False)
     torch.testing.assert_close(spatial._grid(theta, size), expected)
 
 
-def test_sources_are_padded_only_if_voxels_lie_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_padded_only_if_voxels_lie_outside(monkeypatch):
     image, label, _, _, _ = resampling_inputs(3, False)
     matrix = torch.eye(3).mul(0.5).repeat(3, 1, 1)
     expected = resample(image, label, matrix, torch.zeros(3, 3), None, (5, 5, 5))
@@ -58,7 +56,7 @@ def test_sources_are_padded_only_if_voxels_lie_outside(monkeypatch: pytest.Monke
     assert all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
 
 
-def test_float64_indices_give_the_same_as_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_indices_give_the_same_as_float32(monkeypatch):
     image, label, matrix, shift, _ = resampling_inputs(3, False)
     expected = resample(image, label, matrix, shift, None, (6, 6, 6))
     monkeypatch.setattr(spatial, "_EXACT", 100)
@@ -66,7 +64,7 @@ def test_float64_indices_give_the_same_as_float32(monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(a, b)
 
 
-def test_voxels_beyond_2_to_24_are_addressed_exactly() -> None:
+def test_voxels_beyond_2_to_24_are_addressed_exactly():
     """Indices beyond 2^24 in float32 would miss every other voxel."""
     image = torch.zeros(1, 1, 260, 260, 260)
     image[0, 0, -3:, -3:, -4] = 1
@@ -77,21 +75,21 @@ def test_voxels_beyond_2_to_24_are_addressed_exactly() -> None:
     assert torch.equal(resampled_label, label[..., -6:, -6:, -6:])
 
 
-def test_a_single_slice_can_be_resampled() -> None:
+def test_a_single_slice_can_be_resampled():
     image, label = torch.randn(1, 1, 8, 9, 1), torch.ones(1, 1, 8, 9, 1, dtype=torch.uint8)
     same = resample(image, label, torch.eye(3)[None], torch.zeros(1, 3), None, (8, 9, 1))
     torch.testing.assert_close(same[0], image, rtol=0, atol=1e-5)
     assert torch.equal(same[1], label)
 
 
-def test_reach_is_the_distance_to_the_farthest_corner() -> None:
+def test_reach_is_the_distance_to_the_farthest_corner():
     matrix, size = torch.tensor([[0.8, -0.6], [0.6, 0.8]]), (11, 21)
     corners = torch.tensor([[5.0, 10.0], [5.0, -10.0], [-5.0, 10.0], [-5.0, -10.0]]) @ matrix.T
     expected = corners.abs().amax(0) + torch.tensor([0, 2.0])
     torch.testing.assert_close(reach(matrix, torch.tensor([0.0, -2.0]), size), expected)
 
 
-def test_spline_field_is_the_cubic_b_spline() -> None:
+def test_spline_field_is_the_cubic_b_spline():
     (n, far), rng = (17, 4.0), np.random.default_rng(0)
     (points,) = control_points((n,), (far,))
     control = rng.normal(size=points)
@@ -100,7 +98,7 @@ def test_spline_field_is_the_cubic_b_spline() -> None:
     np.testing.assert_allclose(field.numpy(), spline(np.arange(n)), atol=1e-5)
 
 
-def test_spline_field_of_equal_control_points_is_constant_and_separable() -> None:
+def test_spline_field_of_equal_control_points_is_constant_and_separable():
     size, distance = (10, 7, 9), (3.0, 2.5, 4.0)
     points = control_points(size, distance)
     field = spline_field(torch.full((1, 3, *points), 2.0), size, distance)
@@ -109,13 +107,13 @@ def test_spline_field_of_equal_control_points_is_constant_and_separable() -> Non
     assert spline_field(control, size, distance).abs().max() <= control.abs().max()
 
 
-def test_all_are_the_spatial_axes() -> None:
+def test_all_are_the_spatial_axes():
     assert mirrored_axes("all", 3) == (0, 1, 2)
     assert mirrored_axes([2, 0], 3) == (2, 0)
 
 
 @pytest.mark.parametrize("axes", [[0, 0], [3], [-1], [True], "0", 1, None])
-def test_other_than_different_spatial_axes_are_refused(axes: object) -> None:
+def test_other_than_different_spatial_axes_are_refused(axes):
     with pytest.raises(
         ArgumentError, match=r"^mirror_axes must be different spatial axes from 0 to 2, or `all`, got"
     ):

@@ -1,9 +1,6 @@
 """medconv/data/datasets/common.py: errors of dataset.json and of case ids, class names."""
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.volumes import CLASSES, edit_json, write_msd, write_nnunet
@@ -24,9 +21,7 @@ from medconv.data.datasets.dataset_json import auto, msd, nnunet, targets_of
         (b"[1, 2]", "expected a JSON object, got list"),
     ],
 )
-def test_invalid_json_is_an_error(
-    tmp_path: Path, read: Callable[[Path], Any], content: bytes, message: str
-) -> None:
+def test_invalid_json_is_an_error(tmp_path, read, content, message):
     (tmp_path / "dataset.json").write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path)
@@ -34,7 +29,7 @@ def test_invalid_json_is_an_error(
 
 
 @pytest.mark.parametrize("read", [auto, msd, nnunet])
-def test_missing_root_or_dataset_json_is_an_error(tmp_path: Path, read: Callable[[Any], Any]) -> None:
+def test_missing_root_or_dataset_json_is_an_error(tmp_path, read):
     for unset in (None, ""):
         with pytest.raises(ValueError, match=r"root is not set.*folder that holds dataset\.json"):
             read(unset)
@@ -56,7 +51,7 @@ def test_missing_root_or_dataset_json_is_an_error(tmp_path: Path, read: Callable
         read(tmp_path / "dataset.json")
 
 
-def test_repeated_case_ids_are_named(tmp_path: Path) -> None:
+def test_repeated_case_ids_are_named(tmp_path):
     entries = [
         {"image": f"{d}/{n}.nii.gz", "label": f"l/{n}.nii.gz"} for d, n in ("ax", "bx", "ay", "az", "bz")
     ]
@@ -65,12 +60,12 @@ def test_repeated_case_ids_are_named(tmp_path: Path) -> None:
         msd(root)
 
 
-def test_class_names_are_read_from_both_layouts(tmp_path: Path) -> None:
+def test_class_names_are_read_from_both_layouts(tmp_path):
     targets = targets_of(write_msd(tmp_path / "a", 1))
     assert targets == targets_of(write_nnunet(tmp_path / "b", 1)) and targets.names == CLASSES[1:]
 
 
-def test_huge_json_is_refused_unread(tmp_path: Path) -> None:
+def test_huge_json_is_refused_unread(tmp_path):
     path = tmp_path / "plans.json"
     path.touch()
     os.truncate(path, 2**40)  # a hole, which takes no disk

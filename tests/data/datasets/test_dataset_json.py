@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,19 +18,18 @@ from helpers.volumes import (
     write_nnunet,
 )
 
-from medconv.data.case import Case
 from medconv.data.case_files import label_of
 from medconv.data.datasets.dataset_json import auto, group_channels, msd, nnunet
 from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.check import check
 
 
-def test_auto_reads_both_layouts(tmp_path: Path) -> None:
+def test_auto_reads_both_layouts(tmp_path):
     assert auto(write_msd(tmp_path / "msd")) == msd(tmp_path / "msd")
     assert auto(write_nnunet(tmp_path / "nnunet")) == nnunet(tmp_path / "nnunet")
 
 
-def test_paths_may_be_those_of_windows(tmp_path: Path) -> None:
+def test_paths_may_be_those_of_windows(tmp_path):
     expected = msd(write_msd(tmp_path))
 
     entries = json.loads((tmp_path / "dataset.json").read_text())["training"]
@@ -40,7 +38,7 @@ def test_paths_may_be_those_of_windows(tmp_path: Path) -> None:
     assert msd(tmp_path) == expected
 
 
-def test_error_names_the_expected_keys(tmp_path: Path) -> None:
+def test_error_names_the_expected_keys(tmp_path):
     message = (
         r"dataset\.json: neither a Decathlon .*`modality`, `training`.*nor.*`channel_names`.*it "
         r"has \['name', 'tasks'\]"
@@ -49,7 +47,7 @@ def test_error_names_the_expected_keys(tmp_path: Path) -> None:
         auto(write_json(tmp_path, {"name": "x", "tasks": []}))
 
 
-def test_msd_reads_the_training_cases(tmp_path: Path) -> None:
+def test_msd_reads_the_training_cases(tmp_path):
     dataset = msd(write_msd(tmp_path / "Task", 12))
     assert (dataset.name, dataset.class_names, dataset.modalities) == ("Tiny", CLASSES, ("MRI",))
     assert [case.id for case in dataset.cases] == sorted(f"case_{i}" for i in range(12))
@@ -59,7 +57,7 @@ def test_msd_reads_the_training_cases(tmp_path: Path) -> None:
         assert all(path.is_file() for path in case.files)
 
 
-BAD_DECATHLON: dict[str, tuple[dict[str, Any], str]] = {
+BAD_DECATHLON = {
     "no training": ({"training": None}, "`training` must list at least one case, got None"),
     "an nnU-Net": ({"training": None, "channel_names": {"0": "MRI"}}, "take data=nnunet"),
     "empty training": ({"training": []}, r"`training` must list at least one case, got \[\]"),
@@ -77,7 +75,7 @@ BAD_DECATHLON: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_DECATHLON)
-def test_an_invalid_decathlon_file_is_an_error(tmp_path: Path, fault: str) -> None:
+def test_an_invalid_decathlon_file_is_an_error(tmp_path, fault):
     changes, message = BAD_DECATHLON[fault]
     root = edit_json(write_msd(tmp_path), **changes)
     with pytest.raises(ValueError, match=message) as error:
@@ -85,16 +83,16 @@ def test_an_invalid_decathlon_file_is_an_error(tmp_path: Path, fault: str) -> No
     assert str(error.value).startswith(f"{root / 'dataset.json'}: ")
 
 
-def test_tiny_dataset_holds_every_class() -> None:
+def test_tiny_dataset_holds_every_class():
     """Else other tests would test nothing."""
     assert set(label_array(0).ravel()) == {0, 1, 2} and image_array(0).shape == SHAPE
 
 
-def ids(cases: tuple[Case, ...]) -> list[str]:
+def ids(cases):
     return [case.id for case in cases]
 
 
-def test_nnunet_reads_cases_with_all_channels(tmp_path: Path) -> None:
+def test_nnunet_reads_cases_with_all_channels(tmp_path):
     dataset = nnunet(write_nnunet(tmp_path / "Dataset007_Tiny"))
     assert (dataset.name, dataset.class_names) == ("Dataset007_Tiny", CLASSES)
     assert dataset.modalities == ("T1", "FLAIR")
@@ -105,7 +103,7 @@ def test_nnunet_reads_cases_with_all_channels(tmp_path: Path) -> None:
         assert all(path.is_file() for path in case.files)
 
 
-def test_nnunet_reads_uncompressed_files(tmp_path: Path) -> None:
+def test_nnunet_reads_uncompressed_files(tmp_path):
     root = edit_json(write_nnunet(tmp_path), file_ending=".nii", channel_names={"0": "T1"})
     save(root / "imagesTr/other_0000.nii", image_array(0))
     save(root / "labelsTr/other.nii", label_array(0))
@@ -113,7 +111,7 @@ def test_nnunet_reads_uncompressed_files(tmp_path: Path) -> None:
     assert [path.name for path in case.files] == ["other_0000.nii", "other.nii"]
 
 
-def test_nnunet_skips_hidden_files(tmp_path: Path) -> None:
+def test_nnunet_skips_hidden_files(tmp_path):
     """Archives packed on a Mac hold a `._NAME` beside each file."""
     root = write_nnunet(tmp_path, 2)
     (root / "imagesTr/._case_0_0000.nii.gz").write_bytes(b"\0\5\x16\7")
@@ -121,7 +119,7 @@ def test_nnunet_skips_hidden_files(tmp_path: Path) -> None:
 
 
 REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
-BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
+BAD_JSON = {
     "no channels": ({"channel_names": None}, "`channel_names` must map channel numbers"),
     "a Decathlon": ({"channel_names": None, "modality": {"0": "MRI"}}, "take data=msd"),
     "no labels": ({"labels": None}, "`labels` must name the background"),
@@ -147,7 +145,7 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_JSON)
-def test_invalid_dataset_json_is_an_error(tmp_path: Path, fault: str) -> None:
+def test_invalid_dataset_json_is_an_error(tmp_path, fault):
     changes, message = BAD_JSON[fault]
     root = edit_json(write_nnunet(tmp_path), **changes)
     with pytest.raises(ValueError, match=message) as error:
@@ -156,7 +154,7 @@ def test_invalid_dataset_json_is_an_error(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["case_1_0000.nii.gz", "case_1_0001.nii.gz"])
-def test_missing_channel_is_an_error_of_its_case(tmp_path: Path, missing: str) -> None:
+def test_missing_channel_is_an_error_of_its_case(tmp_path, missing):
     root = write_nnunet(tmp_path)
     (root / "imagesTr" / missing).unlink()
     channel = 1 - int(missing[-8])
@@ -166,13 +164,13 @@ def test_missing_channel_is_an_error_of_its_case(tmp_path: Path, missing: str) -
     assert dataset.errors == {"case_1": error}
 
 
-def test_folder_without_images_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_images_is_an_error(tmp_path):
     root = write_nnunet(tmp_path, 0)
     with pytest.raises(ValueError, match=rf"{root}/imagesTr: no \*\.nii\.gz file there.*CASE_0000\.nii\.gz"):
         nnunet(root)
 
 
-def test_group_channels_names_every_wrong_case() -> None:
+def test_group_channels_names_every_wrong_case():
     names = ["a_0000", "a_0001", "b_0000", "c_0000", "c_0001", "c_0002"]
     with pytest.raises(ValueError, match=r"0 to 1: b has \[0\]; c has \[0, 1, 2\]"):
         group_channels([Path(f"x/{name}.nii.gz") for name in names], 2)
@@ -180,12 +178,12 @@ def test_group_channels_names_every_wrong_case() -> None:
         group_channels([Path("x/a_1.nii.gz")], 1)
 
 
-def test_channels_are_sorted() -> None:
+def test_channels_are_sorted():
     files = [Path(f"a_{channel:04d}.nii.gz") for channel in (2, 0, 1)]
     assert group_channels(files, 3) == {"a": tuple(sorted(files))}
 
 
-def test_cases_that_would_vanish_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cases_that_would_vanish_are_named(tmp_path, caplog):
     """nnU-Net #2346: 8 declared, 6 labels, an image with another ending, another one missing."""
     root = edit_json(write_nnunet(tmp_path, 6), numTraining=8)
     for channel in (0, 1):
@@ -200,7 +198,7 @@ def test_cases_that_would_vanish_are_named(tmp_path: Path, caplog: pytest.LogCap
     assert "numTraining is 8, but there are 6 cases" in caplog.text
 
 
-def test_folders_of_version_1_are_read(tmp_path: Path) -> None:
+def test_folders_of_version_1_are_read(tmp_path):
     """Their `dataset.json` is a Decathlon's, their images have a number for each channel."""
     root = write_nnunet(tmp_path)
     entries = [
@@ -221,7 +219,7 @@ def test_folders_of_version_1_are_read(tmp_path: Path) -> None:
         msd(root)
 
 
-def test_pictures_hold_all_colours_in_one_file(tmp_path: Path) -> None:
+def test_pictures_hold_all_colours_in_one_file(tmp_path):
     labels = {"background": 0, "road": 1}
     channels = {"0": "R", "1": "G", "2": "B"}
     root = write_json(tmp_path, {"channel_names": channels, "labels": labels, "file_ending": ".png"})
@@ -237,7 +235,7 @@ def test_pictures_hold_all_colours_in_one_file(tmp_path: Path) -> None:
         check(nnunet(edit_json(root, channel_names={"0": "R", "1": "G"})), 1)
 
 
-def test_names_in_another_unicode_form_are_the_same(tmp_path: Path) -> None:
+def test_names_in_another_unicode_form_are_the_same(tmp_path):
     """A Mac writes `é` as `e` and an accent."""
     root = edit_json(write_nnunet(tmp_path, 0), channel_names={"0": "T1"})
     save(root / "imagesTr/ren\u00e9_0000.nii.gz", image_array(0))
@@ -247,7 +245,7 @@ def test_names_in_another_unicode_form_are_the_same(tmp_path: Path) -> None:
     check(dataset, 1)
 
 
-def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path):
     path = write_nnunet(tmp_path) / "dataset.json"
     path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
     assert len(nnunet(tmp_path).cases) == 3

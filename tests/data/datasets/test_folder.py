@@ -1,7 +1,5 @@
 """medconv/data/datasets/folder.py: pairs of images and labels, pictures and masks, by patterns or folders."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.volumes import CLASSES, image_array, label_array, pixels, save
@@ -11,7 +9,7 @@ from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.check import check
 
 
-def write_pairs(root: Path, images: str, labels: str, names: str) -> None:
+def write_pairs(root, images, labels, names):
     for i, name in enumerate(names):
         save(root / images.replace("*", name), image_array(i))
         save(root / labels.replace("*", name), label_array(i))
@@ -25,7 +23,7 @@ def write_pairs(root: Path, images: str, labels: str, names: str) -> None:
         ("p*/t1.nii", "p*/mask.nii"),
     ],
 )
-def test_wildcard_matches_the_case_id(tmp_path: Path, images: str, labels: str) -> None:
+def test_wildcard_matches_the_case_id(tmp_path, images, labels):
     write_pairs(tmp_path, images, labels, "cab")
     dataset = folder(str(tmp_path / images), str(tmp_path / labels), modality="CT")
     assert [case.id for case in dataset.cases] == ["a", "b", "c"]
@@ -37,7 +35,7 @@ def test_wildcard_matches_the_case_id(tmp_path: Path, images: str, labels: str) 
         assert case.label == tmp_path / labels.replace("*", case.id)
 
 
-def test_relative_patterns_begin_in_the_root(tmp_path: Path) -> None:
+def test_relative_patterns_begin_in_the_root(tmp_path):
     write_pairs(tmp_path, "scans/*.nii.gz", "masks/*.nii.gz", "ab")
     for images, labels in (("scans/*.nii.gz", "masks/*.nii.gz"), ("scans", str(tmp_path / "masks"))):
         dataset = folder(images, labels, root=str(tmp_path))
@@ -46,7 +44,7 @@ def test_relative_patterns_begin_in_the_root(tmp_path: Path) -> None:
         folder(str(tmp_path / "scans"), str(tmp_path / "masks"), root=str(tmp_path / "absent"))
 
 
-def test_each_case_may_have_its_own_folder(tmp_path: Path) -> None:
+def test_each_case_may_have_its_own_folder(tmp_path):
     """Two wildcards that match the same text give one name."""
     for name in ("a", "b"):
         save(tmp_path / name / f"{name}_t1.nii.gz", image_array(0))
@@ -55,7 +53,7 @@ def test_each_case_may_have_its_own_folder(tmp_path: Path) -> None:
     assert [case.id for case in dataset.cases] == ["a", "b"]
 
 
-def test_first_readable_image_sets_the_number_of_channels(tmp_path: Path) -> None:
+def test_first_readable_image_sets_the_number_of_channels(tmp_path):
     write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abc")
     (tmp_path / "i/a.nii.gz").write_text("not an image")
     for name in "bc":
@@ -66,12 +64,12 @@ def test_first_readable_image_sets_the_number_of_channels(tmp_path: Path) -> Non
         check(dataset, workers=1)
 
 
-def test_class_names_may_be_given(tmp_path: Path) -> None:
+def test_class_names_may_be_given(tmp_path):
     write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "a")
     assert folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"), CLASSES).class_names == CLASSES
 
 
-def test_cases_without_image_or_label_are_named(tmp_path: Path) -> None:
+def test_cases_without_image_or_label_are_named(tmp_path):
     write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abcd")
     (tmp_path / "i/b.nii.gz").unlink()
     (tmp_path / "l/d.nii.gz").unlink()
@@ -91,7 +89,7 @@ def test_cases_without_image_or_label_are_named(tmp_path: Path) -> None:
         folder(images, labels)
 
 
-def test_classes_are_counted_in_the_readable_labels(tmp_path: Path) -> None:
+def test_classes_are_counted_in_the_readable_labels(tmp_path):
     write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abc")
     patterns = str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz")
     names = folder(*patterns).class_names
@@ -103,12 +101,12 @@ def test_classes_are_counted_in_the_readable_labels(tmp_path: Path) -> None:
         folder(*patterns)
 
 
-def test_invalid_patterns_are_errors(tmp_path: Path) -> None:
+def test_invalid_patterns_are_errors(tmp_path):
     write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "a")
     good = str(tmp_path / "l/*.nii.gz")
     for images, labels in ((None, good), (good, None), ("", "")):
         with pytest.raises(ValueError, match=r"needs both images and labels"):
-            folder(images, labels)  # type: ignore[arg-type]
+            folder(images, labels)
     with pytest.raises(ValueError, match=r"images=.*/i/a\.nii\.gz: needs \{id\} or a `\*`"):
         folder(str(tmp_path / "i/a.nii.gz"), good)
     with pytest.raises(ValueError, match=r"^labels=.*/absent: no such folder$"):
@@ -119,14 +117,14 @@ def test_invalid_patterns_are_errors(tmp_path: Path) -> None:
         folder(good, str(tmp_path / "none/*.nii.gz"))
 
 
-def test_two_files_of_one_case_are_an_error(tmp_path: Path) -> None:
+def test_two_files_of_one_case_are_an_error(tmp_path):
     for name in ("a_b/c", "a/b_c"):
         save(tmp_path / f"i/{name}.nii.gz", image_array(0))
     with pytest.raises(ValueError, match=r"a/b_c\.nii\.gz and .*a_b/c\.nii\.gz would both be case a_b_c"):
         folder(str(tmp_path / "i/*/*.nii.gz"), str(tmp_path / "i/*/*.nii.gz"))
 
 
-def test_masks_of_0_and_255_are_an_error_without_class_names(tmp_path: Path) -> None:
+def test_masks_of_0_and_255_are_an_error_without_class_names(tmp_path):
     save(tmp_path / "i/a.nii.gz", image_array(0))
     save(tmp_path / "l/a.nii.gz", (label_array(0) > 0).astype(np.uint8) * 255)
     with pytest.raises(
@@ -135,14 +133,14 @@ def test_masks_of_0_and_255_are_an_error_without_class_names(tmp_path: Path) -> 
         folder(f"{tmp_path}/i/*.nii.gz", f"{tmp_path}/l/*.nii.gz")
 
 
-def test_folder_name_may_contain_brackets(tmp_path: Path) -> None:
+def test_folder_name_may_contain_brackets(tmp_path):
     for name in ("br[1]/i", "br[1]/l"):
         save(tmp_path / name / "a.nii.gz", label_array(0))
     dataset = folder(f"{tmp_path}/br[1]/i/*.nii.gz", f"{tmp_path}/br[1]/l/*.nii.gz")
     assert [case.id for case in dataset.cases] == ["a"]
 
 
-def test_the_channels_of_pictures_are_their_colours(tmp_path: Path) -> None:
+def test_the_channels_of_pictures_are_their_colours(tmp_path):
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
     for name in "ba":
@@ -156,7 +154,7 @@ def test_the_channels_of_pictures_are_their_colours(tmp_path: Path) -> None:
     assert dataset.targets.per_voxel and not dataset.errors
 
 
-def test_a_pattern_for_each_channel(tmp_path: Path) -> None:
+def test_a_pattern_for_each_channel(tmp_path):
     """The names are the modalities; a case without one of them is named."""
     for name in ("p_1", "p_2"):
         save(tmp_path / f"s/{name}/20190{name[-1]}_flair.nii.gz", image_array(0))
@@ -171,6 +169,6 @@ def test_a_pattern_for_each_channel(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"modality=CT: the names in images"):
         folder(images, f"{tmp_path}/m/{{id}}-seg.nii.gz", modality="CT")
     with pytest.raises(ValueError, match=r"images=\['a', 'b'\]: expected a pattern, or one for each"):
-        folder(["a", "b"], "m")  # type: ignore[arg-type]
+        folder(["a", "b"], "m")
     with pytest.raises(ValueError, match=r"images\.t1=.*: no file matches"):
         folder({"t1": f"{tmp_path}/none/*.nii"}, f"{tmp_path}/m/{{id}}-seg.nii.gz")

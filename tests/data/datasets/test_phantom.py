@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +26,7 @@ class Dataset:
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def dataset(request, tmp_path_factory):
     spatial_dims = request.param
     root = tmp_path_factory.mktemp("phantom") / "data"
     write_phantom(root, spatial_dims=spatial_dims, num_cases=_NUM_CASES[spatial_dims])
@@ -35,22 +34,22 @@ def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Dataset(spatial_dims, root, images, labels)
 
 
-def _values(image: nib.Nifti1Image) -> np.ndarray:
+def _values(image):
     return np.asarray(nib.as_closest_canonical(image).dataobj)
 
 
-def _centre_mm(label: nib.Nifti1Image, value: int) -> np.ndarray:
+def _centre_mm(label, value):
     """Centre of a class from the middle of the field of view, along (R, A, S), by the affine alone."""
     voxels = np.argwhere(np.asarray(label.dataobj) == value)
     middle = (np.array(label.shape) - 1) / 2
     return label.affine[:3, :3] @ (voxels.mean(axis=0) - middle)
 
 
-def _bytes(root: Path) -> dict[str, bytes]:
+def _bytes(root):
     return {str(f.relative_to(root)): f.read_bytes() for f in root.rglob("*") if f.is_file()}
 
 
-def test_layout_is_that_of_the_decathlon(dataset: Dataset) -> None:
+def test_layout_is_that_of_the_decathlon(dataset):
     content = json.loads((dataset.root / "dataset.json").read_text())
     num_cases = _NUM_CASES[dataset.spatial_dims]
     assert {"name", "description", "licence"} <= content.keys()
@@ -65,7 +64,7 @@ def test_layout_is_that_of_the_decathlon(dataset: Dataset) -> None:
     assert listed | {"dataset.json"} == _bytes(dataset.root).keys()
 
 
-def test_image_and_label_share_one_grid(dataset: Dataset) -> None:
+def test_image_and_label_share_one_grid(dataset):
     for image, label in zip(dataset.images, dataset.labels, strict=True):
         assert image.shape == label.shape and len(image.shape) == 3
         assert (image.shape[2] == 1) == (dataset.spatial_dims == 2)
@@ -75,14 +74,14 @@ def test_image_and_label_share_one_grid(dataset: Dataset) -> None:
             np.testing.assert_allclose(nifti.get_qform(), nifti.get_sform(), atol=1e-4)
 
 
-def test_sizes_lie_in_the_documented_range(dataset: Dataset) -> None:
+def test_sizes_lie_in_the_documented_range(dataset):
     for image in dataset.images:
         sizes = nib.as_closest_canonical(image).shape
         low, high = {2: ((87, 87, 1), (149, 149, 1)), 3: ((43, 43, 24), (65, 65, 39))}[dataset.spatial_dims]
         assert np.all(sizes >= np.array(low)) and np.all(sizes <= np.array(high))
 
 
-def test_all_classes_occur_and_the_lesion_is_sometimes_absent(dataset: Dataset) -> None:
+def test_all_classes_occur_and_the_lesion_is_sometimes_absent(dataset):
     values = [set(np.unique(np.asarray(label.dataobj))) for label in dataset.labels]
     assert set.union(*values) == set(range(len(LABELS)))
     assert all(set(range(5)) <= present for present in values)
@@ -91,7 +90,7 @@ def test_all_classes_occur_and_the_lesion_is_sometimes_absent(dataset: Dataset) 
     assert all(label.get_data_dtype() == np.uint8 for label in dataset.labels)
 
 
-def test_spacing_varies_and_is_anisotropic(dataset: Dataset) -> None:
+def test_spacing_varies_and_is_anisotropic(dataset):
     spacings_mm = np.array([nib.as_closest_canonical(image).header.get_zooms() for image in dataset.images])
     np.testing.assert_allclose(spacings_mm[:, 0], spacings_mm[:, 1], rtol=1e-5)
     assert np.ptp(spacings_mm[:, 0]) > 0.2
@@ -100,7 +99,7 @@ def test_spacing_varies_and_is_anisotropic(dataset: Dataset) -> None:
         assert np.all(spacings_mm[:, 2] > 1.05 * spacings_mm[:, 0])
 
 
-def test_orientation_varies_but_anatomy_does_not(dataset: Dataset) -> None:
+def test_orientation_varies_but_anatomy_does_not(dataset):
     assert len({nib.aff2axcodes(label.affine) for label in dataset.labels}) >= 3
     for label in dataset.labels:
         canonical = nib.as_closest_canonical(label)
@@ -111,7 +110,7 @@ def test_orientation_varies_but_anatomy_does_not(dataset: Dataset) -> None:
             assert side * (np.argwhere(_values(label) == value)[:, 0].mean() - canonical.shape[0] / 2) > 3
 
 
-def test_organs_differ_in_size_and_lesion_lies_in_the_large_organ(dataset: Dataset) -> None:
+def test_organs_differ_in_size_and_lesion_lies_in_the_large_organ(dataset):
     for label in dataset.labels:
         values = _values(label)
         large, medium, small = (np.count_nonzero(values == value) for value in (1, 2, 3))
@@ -121,7 +120,7 @@ def test_organs_differ_in_size_and_lesion_lies_in_the_large_organ(dataset: Datas
         assert neighbours <= {LABELS.index("large_organ"), LABELS.index("lesion")}
 
 
-def test_lesion_is_a_ball_of_4_to_7_mm(dataset: Dataset) -> None:
+def test_lesion_is_a_ball_of_4_to_7_mm(dataset):
     for label in dataset.labels:
         voxels = np.argwhere(_values(label) == LABELS.index("lesion"))
         if len(voxels) == 0:
@@ -136,7 +135,7 @@ def test_lesion_is_a_ball_of_4_to_7_mm(dataset: Dataset) -> None:
         assert extent_mm.max() < 2 * extent_mm.min()
 
 
-def _tube_sections(vessel: np.ndarray, spacing_mm: np.ndarray, axis: int, parts: int) -> np.ndarray:
+def _tube_sections(vessel, spacing_mm, axis, parts):
     """Cross-section of each part of a tube that runs along `axis`: its measure by the length of its centre
     line.
     """
@@ -151,7 +150,7 @@ def _tube_sections(vessel: np.ndarray, spacing_mm: np.ndarray, axis: int, parts:
     return np.array(sections)
 
 
-def test_vessel_has_one_radius_in_mm_and_crosses_the_field_of_view(dataset: Dataset) -> None:
+def test_vessel_has_one_radius_in_mm_and_crosses_the_field_of_view(dataset):
     axis = dataset.spatial_dims - 1
     for label in dataset.labels:
         vessel = _values(label) == LABELS.index("vessel")
@@ -163,7 +162,7 @@ def test_vessel_has_one_radius_in_mm_and_crosses_the_field_of_view(dataset: Data
         assert crossed > 0.6 * vessel.shape[axis]
 
 
-def test_tissues_are_ordered_by_intensity_and_organs_share_theirs(dataset: Dataset) -> None:
+def test_tissues_are_ordered_by_intensity_and_organs_share_theirs(dataset):
     look_alikes = []
     ratios = []  # per case, to the large organ: within one case the bias field can hide a contrast
     for image, label in zip(dataset.images, dataset.labels, strict=True):
@@ -178,7 +177,7 @@ def test_tissues_are_ordered_by_intensity_and_organs_share_theirs(dataset: Datas
     assert np.median(look_alikes) > 20  # the distractor: no threshold finds the organs
 
 
-def test_intensity_scale_differs_and_keeps_precision(dataset: Dataset) -> None:
+def test_intensity_scale_differs_and_keeps_precision(dataset):
     tops = np.array([np.quantile(_values(image), 0.99) for image in dataset.images])
     assert tops.max() > 30 * tops.min()
     for image, top in zip(dataset.images, tops, strict=True):
@@ -188,8 +187,8 @@ def test_intensity_scale_differs_and_keeps_precision(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_same_seed_writes_the_same_bytes(tmp_path: Path, spatial_dims: int) -> None:
-    def write(name: str, num_cases: int, seed: int) -> dict[str, bytes]:
+def test_same_seed_writes_the_same_bytes(tmp_path, spatial_dims):
+    def write(name, num_cases, seed):
         return _bytes(
             write_phantom(tmp_path / name, spatial_dims=spatial_dims, num_cases=num_cases, seed=seed)
         )
@@ -203,13 +202,13 @@ def test_same_seed_writes_the_same_bytes(tmp_path: Path, spatial_dims: int) -> N
     assert first["imagesTr/phantom_000.nii.gz"] != first["imagesTr/phantom_001.nii.gz"]
 
 
-def test_absent_dataset_is_written(tmp_path: Path) -> None:
+def test_absent_dataset_is_written(tmp_path):
     dataset = phantom(tmp_path / "phantom", spatial_dims=2, num_cases=2)
     assert len(dataset.cases) == 2 and all(path.is_file() for case in dataset.cases for path in case.files)
     assert dataset.class_names[0] == "background"
 
 
-def test_existing_dataset_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_existing_dataset_is_kept(tmp_path, caplog):
     root = write_phantom(tmp_path / "data", spatial_dims=2, num_cases=2)
     before = {f: f.stat().st_mtime_ns for f in root.rglob("*")}
     caplog.clear()
@@ -221,15 +220,15 @@ def test_existing_dataset_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert {f: f.stat().st_mtime_ns for f in root.rglob("*")} == before
 
 
-def test_empty_folder_is_filled_without_leftovers(tmp_path: Path) -> None:
+def test_empty_folder_is_filled_without_leftovers(tmp_path):
     (tmp_path / "data").mkdir()
     write_phantom(tmp_path / "data", spatial_dims=2, num_cases=1)
     assert [f.name for f in tmp_path.iterdir()] == ["data"]
     assert (tmp_path / "data" / "dataset.json").exists()
 
 
-def _fail_after(calls: int, real: Callable[..., None]) -> Callable[..., None]:
-    def write(root: Path, name: str, *rest: object) -> None:
+def _fail_after(calls, real):
+    def write(root, name, *rest):
         if name >= f"phantom_{calls:03d}":
             raise OSError("disk full")
         real(root, name, *rest)
@@ -237,7 +236,7 @@ def _fail_after(calls: int, real: Callable[..., None]) -> Callable[..., None]:
     return write
 
 
-def test_interrupted_write_leaves_no_half_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_leaves_no_half_dataset(tmp_path, monkeypatch):
     monkeypatch.setattr(phantom_module, "_write_case", _fail_after(1, phantom_module._write_case))
     with pytest.raises(OSError, match="disk full"):
         write_phantom(tmp_path / "data", spatial_dims=2, num_cases=3)
@@ -246,16 +245,14 @@ def test_interrupted_write_leaves_no_half_dataset(tmp_path: Path, monkeypatch: p
     assert len(_bytes(write_phantom(tmp_path / "data", spatial_dims=2, num_cases=3))) == 7
 
 
-def test_concurrent_writers_leave_one_complete_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_writers_leave_one_complete_dataset(tmp_path, monkeypatch):
     barrier, publish, errors = threading.Barrier(3), phantom_module._publish, []
 
-    def publish_together(partial: Path, root: Path) -> None:
+    def publish_together(partial, root):
         barrier.wait(timeout=PATIENCE_S)
         publish(partial, root)
 
-    def write() -> None:
+    def write():
         try:
             write_phantom(tmp_path / "data", spatial_dims=2, num_cases=2)
         except BaseException as error:
@@ -273,7 +270,7 @@ def test_concurrent_writers_leave_one_complete_dataset(
     assert _bytes(tmp_path / "data") == _bytes(write_phantom(tmp_path / "alone", spatial_dims=2, num_cases=2))
 
 
-def test_folder_with_other_files_is_an_error_and_unchanged(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_an_error_and_unchanged(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"new or empty folder.*holds no dataset\.json.*another folder"):
         write_phantom(tmp_path)
@@ -290,14 +287,14 @@ def test_folder_with_other_files_is_an_error_and_unchanged(tmp_path: Path) -> No
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
-def test_arguments_out_of_range_are_errors(tmp_path: Path, arguments: dict[str, int], message: str) -> None:
+def test_arguments_out_of_range_are_errors(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         write_phantom(tmp_path / "data", **arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_every_tissue_lies_on_the_grid_and_the_image_shows_it(spatial_dims: int) -> None:
+def test_every_tissue_lies_on_the_grid_and_the_image_shows_it(spatial_dims):
     rng = np.random.default_rng(0)
     points_mm, affine = draw_grid(rng, spatial_dims)
     tissue = draw_anatomy(rng, points_mm)

@@ -28,12 +28,10 @@ HERE, THERE = Path("image.nii.gz"), Path("label.nii.gz")
 @pytest.mark.parametrize("origin", [0.0, -37.5, 1e6])
 @pytest.mark.parametrize("angles", [(0, 0, 0), (20, -35, 10)])
 @pytest.mark.parametrize("axis", range(3))
-def test_grids_within_a_tenth_of_a_voxel_agree_and_above_a_hundredth_there_is_a_word(
-    axis: int, angles: tuple[float, float, float], origin: float
-) -> None:
+def test_grids_within_a_tenth_of_a_voxel_agree_and_above_a_hundredth_there_is_a_word(axis, angles, origin):
     affine = oblique(angles, origin)
 
-    def moved(voxels: float) -> Grid:
+    def moved(voxels):
         other = affine.copy()
         other[:3, 3] += voxels * affine[:3, axis]
         return Grid.of(SHAPE, other)
@@ -65,7 +63,7 @@ def test_grids_within_a_tenth_of_a_voxel_agree_and_above_a_hundredth_there_is_a_
     ],
     ids=["ITK's axes", "spacing"],
 )
-def test_what_differs_is_said_to_the_digit_that_differs(change: np.ndarray, expected: str) -> None:
+def test_what_differs_is_said_to_the_digit_that_differs(change, expected):
     """Axes as an sform with rounded cosines has them, and those that ITK stores, on 320 x 384 voxels."""
     affine, other = np.diag([-0.5, -0.5, 3, 1]), np.diag([-0.5, -0.5, 3, 1])
     other[:3, :3] = change @ affine[:3, :3]
@@ -75,7 +73,7 @@ def test_what_differs_is_said_to_the_digit_that_differs(change: np.ndarray, expe
     assert re.search(rf"\({expected}\)", doubt)
 
 
-def test_flipped_grids_differ() -> None:
+def test_flipped_grids_differ():
     """The same corners of the same box of space, but the voxels run the other way."""
     affine, flipped = np.diag([1.0, 1, 1, 1]), np.diag([-1.0, 1, 1, 1])
     flipped[0, 3] = SHAPE[0] - 1
@@ -86,7 +84,7 @@ def test_flipped_grids_differ() -> None:
 
 
 @pytest.mark.parametrize("orientation", ["LPS", "RAS", "ASL", "SRP"])
-def test_a_label_in_another_orientation_of_the_same_grid_is_turned(orientation: str) -> None:
+def test_a_label_in_another_orientation_of_the_same_grid_is_turned(orientation):
     label = np.random.default_rng(0).integers(0, 9, SHAPE)
     image = nib.Nifti1Image(label.astype(np.int16), oblique())
     ours, codes = nib.io_orientation(oblique()), nib.orientations.axcodes2ornt(orientation)
@@ -103,7 +101,7 @@ def test_a_label_in_another_orientation_of_the_same_grid_is_turned(orientation: 
 
 @pytest.mark.parametrize("axes", ["".join(codes) for codes in permutations("LPS")] + ["RAI", "SAR"])
 @pytest.mark.parametrize("reorient", [True, False])
-def test_turned_axes_come_back(axes: str, reorient: bool) -> None:
+def test_turned_axes_come_back(axes, reorient):
     shape = (2, 3, 4)
     volume = np.arange(24).reshape(shape)
     affine = nib.orientations.inv_ornt_aff(nib.orientations.axcodes2ornt(axes), shape) * [[2.0, 3, 4, 1]]
@@ -118,9 +116,7 @@ def test_turned_axes_come_back(axes: str, reorient: bool) -> None:
 
 @pytest.mark.parametrize(("volume_axis", "axes"), [(2, "RA"), (1, "RS"), (0, "AS")])
 @pytest.mark.parametrize("stored", ["LPS", "RAS", "PIR", "SLA"])
-def test_a_single_slice_has_the_axes_that_it_has_as_a_slice_of_a_volume(
-    volume_axis: int, axes: str, stored: str
-) -> None:
+def test_a_single_slice_has_the_axes_that_it_has_as_a_slice_of_a_volume(volume_axis, axes, stored):
     """Whatever axes its file has; the way back is exact."""
     volume = np.arange(2 * 3 * 4).reshape(2, 3, 4)
     image = nib.Nifti1Image(volume.astype(np.int16), np.diag([2.0, 3, 4, 1]))
@@ -143,18 +139,18 @@ def test_a_single_slice_has_the_axes_that_it_has_as_a_slice_of_a_volume(
     np.testing.assert_array_equal(from_canonical(canonical[0], grid), array)
 
 
-def stored(kind: str, shape: tuple[int, ...]) -> np.ndarray:
+def stored(kind, shape):
     values = np.random.default_rng(0).integers(0, 100, shape, dtype=np.int16)
     if kind == "flipped":
         return values[::-1, ..., ::-1]
     if kind == "turned":
         return values.transpose()
-    return np.array(values, order=kind)  # type: ignore[call-overload, no-any-return]
+    return np.array(values, order=kind)
 
 
 @pytest.mark.parametrize("shape", [(5, 6, 7), (3, 9, 35), (5, 6, 1), (1, 6, 7), (5, 6), (0, 3, 4)])
 @pytest.mark.parametrize("kind", ["C", "F", "flipped", "turned"])
-def test_a_copy_has_the_same_values_in_c_order(kind: str, shape: tuple[int, ...]) -> None:
+def test_a_copy_has_the_same_values_in_c_order(kind, shape):
     source = stored(kind, shape)
     target = np.full(source.shape, np.nan, np.float32)
     fill(target, source)
@@ -164,7 +160,7 @@ def test_a_copy_has_the_same_values_in_c_order(kind: str, shape: tuple[int, ...]
     np.testing.assert_array_equal(copied, source)
 
 
-def test_an_array_in_order_is_not_copied() -> None:
+def test_an_array_in_order_is_not_copied():
     source = stored("C", (5, 6, 7))
     assert in_c_order(source) is source and in_c_order(source, np.int16) is source
     assert not np.may_share_memory(in_c_order(source.T), source)

@@ -1,9 +1,6 @@
 """medconv/data/io/images.py: the same volume in every format, label values, and written files."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
@@ -20,15 +17,15 @@ from medconv.data.io.writing import write_channels, write_label
 @pytest.mark.parametrize(
     ("name", "expected"), [("a.nii.gz", "a"), ("a.nii", "a"), ("a.b_0000.nii.gz", "a.b_0000"), ("a.mha", "a")]
 )
-def test_stem_removes_the_suffix_of_the_format(name: str, expected: str) -> None:
+def test_stem_removes_the_suffix_of_the_format(name, expected):
     assert stem(Path("folder") / name) == expected
 
 
-def test_the_stem_of_a_name_too_long_for_a_file_is_no_error() -> None:
+def test_the_stem_of_a_name_too_long_for_a_file_is_no_error():
     assert stem(Path(f"{'a' * 300}.x")) == "a" * 300
 
 
-WRITERS: dict[str, Callable[[Path, np.ndarray], Path]] = {
+WRITERS = {
     "NIfTI header": formats.header_pair,
     "NIfTI voxels": formats.voxel_pair,
     "mgh": formats.mgh,
@@ -44,7 +41,7 @@ WRITERS: dict[str, Callable[[Path, np.ndarray], Path]] = {
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("channels", [1, 2])
-def test_each_format_gives_the_voxels_and_grid_of_nifti(tmp_path: Path, kind: str, channels: int) -> None:
+def test_each_format_gives_the_voxels_and_grid_of_nifti(tmp_path, kind, channels):
     volume = np.stack([image_array(seed) for seed in range(channels)], -1)
     volume = volume[..., 0] if channels == 1 else volume
     nifti, nifti_grid = read_image([save(tmp_path / "a.nii.gz", volume, formats.OBLIQUE)])
@@ -56,7 +53,7 @@ def test_each_format_gives_the_voxels_and_grid_of_nifti(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_results_are_written_on_the_grid_of_each_format(tmp_path: Path, kind: str) -> None:
+def test_results_are_written_on_the_grid_of_each_format(tmp_path, kind):
     path = WRITERS[kind](tmp_path / "a", image_array(0))
     write_label(tmp_path / "out.nii.gz", label_array(0), path)
     label, grid = read_label(tmp_path / "out.nii.gz")
@@ -70,7 +67,7 @@ def test_results_are_written_on_the_grid_of_each_format(tmp_path: Path, kind: st
     assert read_image([tmp_path / "both.nii.gz"])[1].corner_distance(grid) < 1e-4
 
 
-def test_a_pair_is_one_image_and_its_stamp_covers_both_files(tmp_path: Path) -> None:
+def test_a_pair_is_one_image_and_its_stamp_covers_both_files(tmp_path):
     path = formats.header_pair(tmp_path / "a", image_array(0))
     save(tmp_path / "b.nii.gz", image_array(1))
     assert in_folder(tmp_path, "--input") == {"a": path, "b": tmp_path / "b.nii.gz"}
@@ -80,7 +77,7 @@ def test_a_pair_is_one_image_and_its_stamp_covers_both_files(tmp_path: Path) -> 
     assert stamp(path) != before
 
 
-def test_mhd_is_one_image_and_its_stamp_covers_its_voxels(tmp_path: Path) -> None:
+def test_mhd_is_one_image_and_its_stamp_covers_its_voxels(tmp_path):
     path = formats.mhd(tmp_path / "a", image_array(0))
     assert in_folder(tmp_path, "--input") == {"a": path}
     before = stamp(path)
@@ -88,12 +85,12 @@ def test_mhd_is_one_image_and_its_stamp_covers_its_voxels(tmp_path: Path) -> Non
     assert stamp(path) != before
 
 
-def axes_in_one_plane(path: Path) -> Path:
+def axes_in_one_plane(path):
     """None of them has length 0."""
     return save_raw(path, set_fields(srow_x=[1, 0, 1, 0], srow_y=[0, 1, 1, 0], srow_z=[0, 0, 0, 0]))
 
 
-BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
+BAD_FILES = {
     "complex": (lambda p: save(p, image_array(0).astype(np.complex64)), "real numbers, got complex64"),
     "colour": (lambda p: save(p, np.zeros(SHAPE, [(c, "u1") for c in "RGB"])), "real numbers, got .*'R'"),
     "singular affine": (
@@ -106,17 +103,17 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_FILES)
-def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
+def test_an_error_names_the_file_and_its_fault(tmp_path, fault):
     make, message = BAD_FILES[fault]
     assert_error_names(make(tmp_path / "scan.nii.gz"), message)
 
 
-def test_a_spacing_in_micrometres_is_not_taken_for_a_singular_affine(tmp_path: Path) -> None:
+def test_a_spacing_in_micrometres_is_not_taken_for_a_singular_affine(tmp_path):
     path = save(tmp_path / "micro.nii.gz", image_array(0), np.diag([5e-4, 5e-4, 5e-4, 1]))
     assert read_array(path)[1].spacing_mm == pytest.approx((5e-4,) * 3)
 
 
-def test_paths_may_have_spaces_and_letters_of_any_alphabet(tmp_path: Path) -> None:
+def test_paths_may_have_spaces_and_letters_of_any_alphabet(tmp_path):
     path = save(tmp_path / "Größe und Übersicht" / "患者 1 é.nii.gz", image_array(0))
     np.testing.assert_array_equal(read_array(path)[0], image_array(0))
     written = path.with_name("маска 1.nii.gz")
@@ -124,7 +121,7 @@ def test_paths_may_have_spaces_and_letters_of_any_alphabet(tmp_path: Path) -> No
     np.testing.assert_array_equal(read_label(written)[0], label_array(0))
 
 
-def test_channels_are_read_from_separate_files_or_one_4d_file(tmp_path: Path) -> None:
+def test_channels_are_read_from_separate_files_or_one_4d_file(tmp_path):
     channels = np.stack([image_array(i) for i in range(3)])
     single = [save(tmp_path / f"case_{i:04d}.nii.gz", channel) for i, channel in enumerate(channels)]
     together = save(tmp_path / "case.nii.gz", np.moveaxis(channels, 0, -1))
@@ -135,7 +132,7 @@ def test_channels_are_read_from_separate_files_or_one_4d_file(tmp_path: Path) ->
         assert grid.shape == SHAPE and grid.spacing_mm == pytest.approx((1, 1.5, 2))
 
 
-def test_a_2d_file_has_one_slice(tmp_path: Path) -> None:
+def test_a_2d_file_has_one_slice(tmp_path):
     image, grid = read_image([save(tmp_path / "flat.nii.gz", image_array(0, (12, 14)))])
     assert image.shape == (1, 12, 14, 1) and grid.shape == (12, 14, 1)
     label, _ = read_label(save(tmp_path / "label.nii.gz", label_array(0, (12, 14))))
@@ -143,7 +140,7 @@ def test_a_2d_file_has_one_slice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["shape", "affine"])
-def test_channels_on_different_grids_are_refused(tmp_path: Path, other: str) -> None:
+def test_channels_on_different_grids_are_refused(tmp_path, other):
     first = save(tmp_path / "case_0000.nii.gz", image_array(0))
     shape, affine = ((12, 14, 9), AFFINE) if other == "shape" else (SHAPE, AFFINE @ np.diag([1, 1, 1.2, 1]))
     second = save(tmp_path / "case_0001.nii.gz", image_array(0, shape), affine)
@@ -152,18 +149,18 @@ def test_channels_on_different_grids_are_refused(tmp_path: Path, other: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.float64])
-def test_a_label_map_is_read_as_int16_from_any_type(tmp_path: Path, dtype: type) -> None:
+def test_a_label_map_is_read_as_int16_from_any_type(tmp_path, dtype):
     label, grid = read_label(save(tmp_path / "label.nii.gz", label_array(0).astype(dtype)))
     assert label.dtype == np.int16 and label.shape == SHAPE == grid.shape
     np.testing.assert_array_equal(label, label_array(0))
 
 
-def test_a_label_map_may_have_a_fourth_axis_of_length_1(tmp_path: Path) -> None:
+def test_a_label_map_may_have_a_fourth_axis_of_length_1(tmp_path):
     label, _ = read_label(save(tmp_path / "label.nii.gz", label_array(0)[..., None]))
     np.testing.assert_array_equal(label, label_array(0))
 
 
-def test_label_values_are_rounded_to_the_nearest_integer(tmp_path: Path) -> None:
+def test_label_values_are_rounded_to_the_nearest_integer(tmp_path):
     label, _ = read_label(save(tmp_path / "label.nii.gz", label_array(0) - np.float32(1e-4)))
     np.testing.assert_array_equal(label, label_array(0))
 
@@ -178,7 +175,7 @@ def test_label_values_are_rounded_to_the_nearest_integer(tmp_path: Path) -> None
         (np.inf, "1 label values are not finite"),
     ],
 )
-def test_an_invalid_label_value_is_named(tmp_path: Path, value: float, message: str) -> None:
+def test_an_invalid_label_value_is_named(tmp_path, value, message):
     label = label_array(0).astype(np.float32)
     label[0, 0, 0] = value
     path = save(tmp_path / "label.nii.gz", label)
@@ -188,7 +185,7 @@ def test_an_invalid_label_value_is_named(tmp_path: Path, value: float, message: 
 
 
 @pytest.mark.parametrize(("slope", "stored"), [(1 / 255, 255), (0.1, 10), (0.0039215684, 255)])
-def test_a_scaled_integer_mask_is_read_as_0_and_1(tmp_path: Path, slope: float, stored: int) -> None:
+def test_a_scaled_integer_mask_is_read_as_0_and_1(tmp_path, slope, stored):
     """0 and 255 with a slope of 1/255, as a float, read as 0 and 0.99999997."""
     mask = (label_array(0) > 0).astype(np.uint8)
     fields = set_fields(scl_slope=slope, scl_inter=0)
@@ -198,7 +195,7 @@ def test_a_scaled_integer_mask_is_read_as_0_and_1(tmp_path: Path, slope: float, 
     np.testing.assert_array_equal(read_label(path)[0], mask)
 
 
-def test_an_error_names_the_worst_label_value_and_its_voxel(tmp_path: Path) -> None:
+def test_an_error_names_the_worst_label_value_and_its_voxel(tmp_path):
     label = label_array(0).astype(np.float32)
     label[1, 0, 0], label[3, 2, 1], label[4, 4, 4] = 0.9995, 1.002, 0.75
     path = save(tmp_path / "mask.nii.gz", label)
@@ -211,7 +208,7 @@ def test_an_error_names_the_worst_label_value_and_its_voxel(tmp_path: Path) -> N
     assert str(error.value) == f"{path}: {message}"
 
 
-def test_a_label_map_with_channels_is_refused(tmp_path: Path) -> None:
+def test_a_label_map_with_channels_is_refused(tmp_path):
     path = save(tmp_path / "label.nii.gz", np.zeros((*SHAPE, 2), np.uint8))
     message = r"label\.nii\.gz: .*one value per voxel, got shape \(12, 14, 10, 2\)"
     with pytest.raises(ValueError, match=message):

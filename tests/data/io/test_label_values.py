@@ -1,7 +1,5 @@
 """medconv/data/io/label_values.py: what 255 means is decided for all masks of a dataset, not for each file."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,7 +10,7 @@ from medconv.data.io.label_values import relabel_of
 from medconv.data.preprocessing.check import check
 
 
-def write_mask(path: Path, *values: int) -> Path:
+def write_mask(path, *values):
     """One column of each value beside one of 0."""
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = np.uint16 if max(values) > 255 else np.uint8
@@ -21,7 +19,7 @@ def write_mask(path: Path, *values: int) -> Path:
     return path
 
 
-def write_dataset(root: Path, *values: int) -> tuple[str, str]:
+def write_dataset(root, *values):
     """A case per value, whose mask holds 0 and this one."""
     for number, value in enumerate(values):
         write_mask(root / f"images/c{number:02}.png", 10 + number)
@@ -29,7 +27,7 @@ def write_dataset(root: Path, *values: int) -> tuple[str, str]:
     return str(root / "images"), str(root / "masks")
 
 
-def test_0_and_255_in_all_masks_are_one_class(tmp_path: Path) -> None:
+def test_0_and_255_in_all_masks_are_one_class(tmp_path):
     for names, value in ((None, 255), (["skin", "mole"], 255), (None, 65535)):
         dataset = folder(*write_dataset(tmp_path, value, 0, value), names)
         assert len(dataset.class_names) == 2
@@ -37,7 +35,7 @@ def test_0_and_255_in_all_masks_are_one_class(tmp_path: Path) -> None:
         assert [np.unique(label).tolist() for label in labels] == [[0, 1], [0], [0, 1]]
 
 
-def test_two_such_values_are_refused_with_two_files(tmp_path: Path) -> None:
+def test_two_such_values_are_refused_with_two_files(tmp_path):
     paths = write_dataset(tmp_path, 128, 128, 255)
     for names in (None, ["background", "tumour"]):
         expected = (
@@ -49,26 +47,26 @@ def test_two_such_values_are_refused_with_two_files(tmp_path: Path) -> None:
         check(folder(*paths, ["background", "benign", "malignant"]), 1)
 
 
-def test_one_such_value_for_several_classes_is_refused_once(tmp_path: Path) -> None:
+def test_one_such_value_for_several_classes_is_refused_once(tmp_path):
     paths = write_dataset(tmp_path, 255, 0, 255)
     with pytest.raises(ValueError, match=r"c00\.png and the other masks hold 0, 255: .* class_names names 2"):
         folder(*paths, ["background", "benign", "malignant"])
     assert folder(*write_dataset(tmp_path, 2, 0, 255), ["background", "a", "b"]).cases[2].relabel is None
 
 
-def test_a_mask_after_the_first_is_checked_when_it_is_read(tmp_path: Path) -> None:
+def test_a_mask_after_the_first_is_checked_when_it_is_read(tmp_path):
     dataset = folder(*write_dataset(tmp_path, *[255] * 20, 128))
     with pytest.raises(ValueError, match=r"c20\.png: label values \[128\] are not declared, expected 0, 255"):
         check(dataset, 1)
 
 
-def test_a_file_that_holds_one_class_of_many_keeps_its_value(tmp_path: Path) -> None:
+def test_a_file_that_holds_one_class_of_many_keeps_its_value(tmp_path):
     names = ["background", *(f"class{value}" for value in range(1, 106))]
     dataset = folder(*write_dataset(tmp_path, 105, 105), names)
     assert np.unique(label_of(dataset.cases[0])[0]).tolist() == [0, 105]
 
 
-def test_volumes_and_low_values_stay(tmp_path: Path) -> None:
+def test_volumes_and_low_values_stay(tmp_path):
     assert relabel_of([None, tmp_path / "a.nii.gz"]) is None
     assert relabel_of([write_mask(tmp_path / "a.png", 99)]) is None
     assert relabel_of([write_mask(tmp_path / "a.png", 1, 2, 255)]) is None

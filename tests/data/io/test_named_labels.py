@@ -1,14 +1,12 @@
 """medconv/data/io/label_values.py: label files that name their values are matched by name."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 from nibabel.nifti1 import Nifti1Extension
 
-from medconv.data.case import Dataset
 from medconv.data.case_files import label_of
 from medconv.data.datasets.folder import folder
 from medconv.data.io.images import label_names, read_label, stem
@@ -24,7 +22,7 @@ LABEL[4:6, 1:6, 3:7] = 2
 AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def save_seg_nrrd(path: Path, names: Names, label: np.ndarray = LABEL) -> Path:
+def save_seg_nrrd(path, names, label=LABEL):
     """As 3D Slicer 5 writes a segmentation."""
     header = {
         "space": "left-posterior-superior",
@@ -45,7 +43,7 @@ def save_seg_nrrd(path: Path, names: Names, label: np.ndarray = LABEL) -> Path:
     return path
 
 
-def save_nifti(path: Path, names: Names, label: np.ndarray = LABEL) -> Path:
+def save_nifti(path, names, label=LABEL):
     """With the header extension of Connectome Workbench, as TotalSegmentator writes it."""
     table = "".join(
         f'<Label Key="{value}" Red="1"><![CDATA[{name}]]></Label>' for value, name in names.items()
@@ -59,7 +57,7 @@ def save_nifti(path: Path, names: Names, label: np.ndarray = LABEL) -> Path:
     return path
 
 
-def write(root: Path, *names: Names, nifti: bool = False) -> tuple[str, str]:
+def write(root, *names, nifti=False):
     """A case for each naming; all have the same voxels. Returns the patterns of images and labels."""
     (root / "images").mkdir()
     for number, of_file in enumerate(names):
@@ -72,15 +70,13 @@ def write(root: Path, *names: Names, nifti: bool = False) -> tuple[str, str]:
     return str(root / "images"), str(root / "labels")
 
 
-def values_of(dataset: Dataset) -> list[list[int]]:
+def values_of(dataset):
     """What the first and the second structure of each label map are read as."""
     return [[int(label[1, 2, 0]), int(label[4, 1, 3])] for label in (label_of(c)[0] for c in dataset.cases)]
 
 
 @pytest.mark.parametrize("nifti", [False, True], ids=["seg.nrrd", "NIfTI"])
-def test_files_that_number_the_same_classes_otherwise_are_matched_by_name(
-    tmp_path: Path, nifti: bool
-) -> None:
+def test_files_that_number_the_same_classes_otherwise_are_matched_by_name(tmp_path, nifti):
     names = (
         {1: "spleen", 2: "Left kidney"},
         {1: "left_kidney", 2: "Spleen"},
@@ -98,7 +94,7 @@ def test_files_that_number_the_same_classes_otherwise_are_matched_by_name(
     assert [report for report in check(dataset, 1).warnings if "class" in report] == []
 
 
-def test_files_numbered_as_the_classes_are_read_as_they_are(tmp_path: Path) -> None:
+def test_files_numbered_as_the_classes_are_read_as_they_are(tmp_path):
     dataset = folder(*write(tmp_path, {1: "a", 2: "b"}, {1: "a", 2: "b"}))
     assert [case.relabel for case in dataset.cases] == [None, None]
 
@@ -112,17 +108,13 @@ def test_files_numbered_as_the_classes_are_read_as_they_are(tmp_path: Path) -> N
         (({1: "x", 2: "y"}, {1: "y", 2: "x"}), ["bg", "a", "b"], r"1\.seg\.nrrd: 1 is 'y', but not in .*/0\.seg"),
     ],
 )  # fmt: skip
-def test_contradictions_are_one_error(
-    tmp_path: Path, names: tuple[Names, ...], class_names: list[str], words: str
-) -> None:
+def test_contradictions_are_one_error(tmp_path, names, class_names, words):
     paths = write(tmp_path, *names)
     with pytest.raises(ValueError, match=rf"(?s)^names in label files contradict each other, .*{words}"):
         folder(*paths, class_names=class_names)
 
 
-def test_names_in_other_words_than_the_classes_get_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_names_in_other_words_than_the_classes_get_a_word(tmp_path, caplog):
     dataset = folder(*write(tmp_path, {1: "Milz", 2: "Niere"}), class_names=["bg", "spleen", "kidney"])
     assert values_of(dataset) == [[1, 2]]
     assert (
@@ -130,9 +122,9 @@ def test_names_in_other_words_than_the_classes_get_a_word(
     )
 
 
-def test_names_behind_the_first_files_are_compared_by_the_check(tmp_path: Path) -> None:
+def test_names_behind_the_first_files_are_compared_by_the_check(tmp_path):
     """Files are not all opened for names that the first twenty lack."""
-    names: list[Names] = [{}] * 21
+    names = [{}] * 21
     names[9] = {1: "2", 2: "1"}  # the last one by its id
     dataset = folder(*write(tmp_path, *names, nifti=True))
     with pytest.raises(
@@ -141,7 +133,7 @@ def test_names_behind_the_first_files_are_compared_by_the_check(tmp_path: Path) 
         check(dataset, 1)
 
 
-def test_each_rater_is_matched_by_name(tmp_path: Path) -> None:
+def test_each_rater_is_matched_by_name(tmp_path):
     raters = pytest.importorskip("medconv.features.raters.targets")
     dataset = folder(*write(tmp_path, {1: "a", 2: "b"}))
     save_seg_nrrd(tmp_path / "second/0.seg.nrrd", {1: "b", 2: "a"}, np.where(LABEL, 3 - LABEL, 0))
@@ -151,7 +143,7 @@ def test_each_rater_is_matched_by_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first, second)
 
 
-def test_references_are_matched_by_name(tmp_path: Path) -> None:
+def test_references_are_matched_by_name(tmp_path):
     predictions = tmp_path / "predictions"
     save_nifti(predictions / "0.nii.gz", {})
     (predictions / "prediction.json").write_text('{"class_names": ["bg", "a", "b"]}')
@@ -161,7 +153,7 @@ def test_references_are_matched_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["<LabelTable>", "<LabelTable><Label Key='x'/></LabelTable>", "no XML"])
-def test_other_extensions_state_no_names(tmp_path: Path, text: str) -> None:
+def test_other_extensions_state_no_names(tmp_path, text):
     image = nib.Nifti1Image(LABEL, AFFINE)
     image.header.extensions.append(Nifti1Extension(0, text.encode()))
     nib.save(image, tmp_path / "a.nii.gz")
@@ -169,5 +161,5 @@ def test_other_extensions_state_no_names(tmp_path: Path, text: str) -> None:
     assert read_label(tmp_path / "a.nii.gz")[0].max() == 2
 
 
-def test_the_case_of_a_segmentation_has_no_second_suffix(tmp_path: Path) -> None:
+def test_the_case_of_a_segmentation_has_no_second_suffix(tmp_path):
     assert stem(save_seg_nrrd(tmp_path / "case.seg.nrrd", {1: "a"})) == "case"

@@ -1,11 +1,7 @@
 """medconv/data/io/nifti.py: NIfTI and MGH files, what is wrong with damaged ones, and scaled voxels."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
-from collections.abc import Callable
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -20,7 +16,7 @@ from medconv.data.io.nifti import read_into
 CONTENT = np.random.default_rng(0).integers(0, 20, 5000).astype(np.uint8).tobytes()
 
 
-def damage(path: Path) -> Path:
+def damage(path):
     """Overwrite the start of the compressed stream."""
     content = bytearray(path.read_bytes())
     content[30:60] = bytes(30)
@@ -28,57 +24,57 @@ def damage(path: Path) -> Path:
     return path
 
 
-def zero_bytes(path: Path) -> Path:
+def zero_bytes(path):
     path.touch()
     return path
 
 
-def text(path: Path) -> Path:
+def text(path):
     path.write_text("This is not an image.\n" * 50)
     return path
 
 
-def zipped_text(path: Path) -> Path:
+def zipped_text(path):
     path.write_bytes(gzip.compress(b"This is not an image.\n" * 50))
     return path
 
 
-def folder(path: Path) -> Path:
+def folder(path):
     path.mkdir()
     return path
 
 
-def gifti(path: Path) -> Path:
+def gifti(path):
     nib.save(nib.GiftiImage(), path.with_name("scan.gii"))
     return path.with_name("scan.gii")
 
 
-def zero_spacing(path: Path) -> Path:
+def zero_spacing(path):
     return save_raw(path, set_fields(sform_code=0, qform_code=1, pixdim=[1, 1, 0, 2, 0, 0, 0, 0]))
 
 
-def with_unit(path: Path, code: int) -> Path:
+def with_unit(path, code):
     seconds = 8
     return save_raw(path.with_name("scan.nii"), set_fields(xyzt_units=code + seconds))
 
 
-def analyze(path: Path) -> Path:
+def analyze(path):
     nib.save(nib.AnalyzeImage(image_array(0), AFFINE), path.with_name("scan.img"))
     return path.with_name("scan.hdr")
 
 
-def half_a_pair(path: Path) -> Path:
+def half_a_pair(path):
     header = header_pair(path.with_name("scan"), image_array(0))
     header.with_suffix(".img").unlink()
     return header
 
 
-def changed_mgz(path: Path) -> Path:
+def changed_mgz(path):
     noise = np.random.default_rng(0).integers(0, 256, (20, 20, 20)).astype(np.uint8)
     return flip_a_bit(mgz(path.with_name("scan"), noise))
 
 
-BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
+BAD_FILES = {
     "missing": (lambda p: p, "no such file"),
     "folder": (folder, "a folder without a DICOM file, expected an image or a series"),
     "zero bytes": (zero_bytes, r"empty \(0 bytes\)"),
@@ -155,12 +151,12 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_FILES)
-def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
+def test_an_error_names_the_file_and_its_fault(tmp_path, fault):
     make, message = BAD_FILES[fault]
     assert_error_names(make(tmp_path / "scan.nii.gz"), message)
 
 
-def test_a_file_without_permission_is_named(open_folder: Path) -> None:
+def test_a_file_without_permission_is_named(open_folder):
     path = save(open_folder / "folder" / "scan.nii.gz", image_array(0))
     assert unprivileged(read_array, path) == ""
     path.chmod(0)
@@ -171,7 +167,7 @@ def test_a_file_without_permission_is_named(open_folder: Path) -> None:
     path.parent.chmod(0o755)
 
 
-def test_damage_that_keeps_the_length_is_noticed(tmp_path: Path) -> None:
+def test_damage_that_keeps_the_length_is_noticed(tmp_path):
     """By the checksum at the end: without compression, any byte decodes to something."""
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 40)).astype(np.uint8)
     path = save(tmp_path / "scan.nii.gz", noise)
@@ -184,32 +180,32 @@ def test_damage_that_keeps_the_length_is_noticed(tmp_path: Path) -> None:
         read_array(path)
 
 
-def test_an_uncompressed_file_with_too_few_voxels_is_refused(tmp_path: Path) -> None:
+def test_an_uncompressed_file_with_too_few_voxels_is_refused(tmp_path):
     path = save_raw(tmp_path / "scan.nii", set_fields(dim=[3, 12, 14, 50, 1, 1, 1, 1]))
     assert read_header(path).shape == (12, 14, 50)  # the header alone is fine
     with pytest.raises(ValueError, match=r"scan\.nii: damaged or truncated"):
         read_array(path)
 
 
-def test_a_single_slice_may_have_no_thickness(tmp_path: Path) -> None:
+def test_a_single_slice_may_have_no_thickness(tmp_path):
     fields = set_fields(sform_code=0, qform_code=1, pixdim=[1, 0.5, 0.7, 0, 0, 0, 0, 0])
     array, grid = read_array(save_raw(tmp_path / "flat.nii.gz", fields, np.ones((6, 7, 1), np.float32)))
     assert array.shape == (6, 7, 1)
     assert grid.spacing_mm == pytest.approx((0.5, 0.7, 1))
 
 
-def test_zero_in_pixdim_is_ignored_if_there_is_an_sform(tmp_path: Path) -> None:
+def test_zero_in_pixdim_is_ignored_if_there_is_an_sform(tmp_path):
     path = save_raw(tmp_path / "scan.nii.gz", set_fields(sform_code=1, pixdim=[1, 0, 0, 0, 0, 0, 0, 0]))
     assert read_array(path)[1].spacing_mm == pytest.approx((1, 1.5, 2))
 
 
-def test_slope_and_intercept_of_the_header_are_applied(tmp_path: Path) -> None:
+def test_slope_and_intercept_of_the_header_are_applied(tmp_path):
     stored = np.arange(np.prod(SHAPE), dtype=np.int16).reshape(SHAPE)
     path = save_raw(tmp_path / "scan.nii.gz", set_fields(scl_slope=0.5, scl_inter=-10), stored)
     np.testing.assert_allclose(read_array(path)[0], stored * 0.5 - 10)
 
 
-def test_what_nibabel_says_names_the_file_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_nibabel_says_names_the_file_once(tmp_path, caplog):
     path = save_raw(tmp_path / "scan.nii.gz", set_fields(pixdim=[1, -1, 1.5, 2, 0, 0, 0, 0]))
     for _ in range(2):
         read_array(path)
@@ -220,7 +216,7 @@ def test_what_nibabel_says_names_the_file_once(tmp_path: Path, caplog: pytest.Lo
 @pytest.mark.parametrize("slope", [1.0, 0.5])
 @pytest.mark.parametrize("dtype", [">i2", "<i2", "|u1", "<f4", ">f8"])
 @pytest.mark.parametrize("name", ["scan.nii.gz", "scan.mgz"])
-def test_compressed_voxels_are_those_of_nibabel(name: str, dtype: str, slope: float, tmp_path: Path) -> None:
+def test_compressed_voxels_are_those_of_nibabel(name, dtype, slope, tmp_path):
     values = np.random.default_rng(0).integers(0, 200, (5, 6, 7, 2))
     if name == "scan.mgz":
         nib.save(nib.MGHImage(values.astype("f4"), np.eye(4)), tmp_path / name)
@@ -234,7 +230,7 @@ def test_compressed_voxels_are_those_of_nibabel(name: str, dtype: str, slope: fl
     assert (array.dtype, array.flags.f_contiguous) == (expected.dtype, True)
 
 
-def read(path: Path, offset: int = 0, count: int = len(CONTENT)) -> bytes:
+def read(path, offset=0, count=5000):
     target = np.empty(count, np.uint8)
     read_into(target.data, path, offset)
     return target.tobytes()
@@ -243,9 +239,7 @@ def read(path: Path, offset: int = 0, count: int = len(CONTENT)) -> bytes:
 @pytest.mark.parametrize("at_once", [7, 2**17])
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("padding", [b"", b"\0" * 600])
-def test_the_bytes_are_those_of_gzip(
-    at_once: int, blocks: int, padding: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_are_those_of_gzip(at_once, blocks, padding, tmp_path, monkeypatch):
     """Also of several blocks in a file, and with zeros behind it or between them."""
     monkeypatch.setattr(nifti, "_COMPRESSED_BYTES", at_once)
     monkeypatch.setattr(nifti, "_PIECE_BYTES", 100)
@@ -259,7 +253,7 @@ def test_the_bytes_are_those_of_gzip(
 
 
 @pytest.mark.parametrize("at_once", [1, 50, 2**17])
-def test_a_damaged_file_is_an_error(at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_an_error(at_once, tmp_path, monkeypatch):
     monkeypatch.setattr(nifti, "_COMPRESSED_BYTES", at_once)
     path = tmp_path / "file.gz"
     whole = gzip.compress(CONTENT)
@@ -284,7 +278,7 @@ def test_a_damaged_file_is_an_error(at_once: int, tmp_path: Path, monkeypatch: p
             read(path, count=10)
 
 
-def test_little_is_decompressed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_is_decompressed_at_once(tmp_path, monkeypatch):
     """A file of zeros is a thousandth of its content."""
     monkeypatch.setattr(nifti, "_PIECE_BYTES", 100)
     path = tmp_path / "file.gz"

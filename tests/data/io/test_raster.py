@@ -2,9 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,13 +28,13 @@ GREY = np.arange(6 * 4, dtype=np.uint8).reshape(4, 6) * 10  # four rows of six p
 RGB = np.stack([GREY, GREY + 1, 255 - GREY], axis=-1)
 
 
-def save(path: Path, pixels: np.ndarray | Image.Image, **settings: Any) -> Path:
+def save(path, pixels, **settings):
     path.parent.mkdir(parents=True, exist_ok=True)
     (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(path, **settings)
     return path
 
 
-def as_seen(volume: np.ndarray) -> np.ndarray:
+def as_seen(volume):
     """(X, Y, 1) to rows from the top, without the function that is tested."""
     return np.array([[volume[x, y, 0] for x in range(volume.shape[0])] for y in range(volume.shape[1])])
 
@@ -52,7 +50,7 @@ def as_seen(volume: np.ndarray) -> np.ndarray:
         ("bits.png", GREY > 100),
     ],
 )
-def test_grey_pixels_are_read_exactly(tmp_path: Path, name: str, pixels: np.ndarray) -> None:
+def test_grey_pixels_are_read_exactly(tmp_path, name, pixels):
     path = save(tmp_path / name, pixels)
     image, grid = read_image([path])
     np.testing.assert_array_equal(as_seen(image[0]), pixels.astype(np.float32))
@@ -60,7 +58,7 @@ def test_grey_pixels_are_read_exactly(tmp_path: Path, name: str, pixels: np.ndar
     assert num_channels(path) == 1 and stem(path) == path.name.split(".")[0] and len(stamp(path)) == 2
 
 
-def test_colours_are_three_channels_and_an_opaque_alpha_is_dropped(tmp_path: Path) -> None:
+def test_colours_are_three_channels_and_an_opaque_alpha_is_dropped(tmp_path):
     alpha = np.concatenate([RGB, np.full((4, 6, 1), 255, np.uint8)], axis=-1)
     palette = Image.fromarray(RGB).quantize(256)
     for path in (
@@ -77,7 +75,7 @@ def test_colours_are_three_channels_and_an_opaque_alpha_is_dropped(tmp_path: Pat
     assert np.abs(jpeg - 77).max() <= 2
 
 
-def test_a_rotated_photograph_is_read_upright(tmp_path: Path) -> None:
+def test_a_rotated_photograph_is_read_upright(tmp_path):
     """Orientation 6: the stored rows are columns, from the right."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -104,29 +102,29 @@ def test_a_rotated_photograph_is_read_upright(tmp_path: Path) -> None:
     ],
     ids=["values", "0 and 255", "16 bits", "one bit", "0 and 2", "0 1 255", "grey as RGB", "empty"],
 )
-def test_masks_are_read_as_label_values(tmp_path: Path, pixels: np.ndarray, expected: np.ndarray) -> None:
+def test_masks_are_read_as_label_values(tmp_path, pixels, expected):
     label, grid = read_label(save(tmp_path / "m.png", pixels))
     np.testing.assert_array_equal(as_seen(label), expected)
     assert label.dtype == np.int16 and grid.shape == (6, 4, 1)
 
 
-def test_a_palette_is_read_by_index(tmp_path: Path) -> None:
+def test_a_palette_is_read_by_index(tmp_path):
     mask = Image.fromarray((GREY // 60).astype(np.uint8), mode="P")
     mask.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
     np.testing.assert_array_equal(as_seen(read_label(save(tmp_path / "m.png", mask))[0]), GREY // 60)
 
 
-def text(path: Path) -> Path:
+def text(path):
     path.write_text("not a picture at all")
     return path
 
 
-def pages(path: Path) -> Path:
+def pages(path):
     page = Image.fromarray(GREY)
     return save(path, page, save_all=True, append_images=[page, page])
 
 
-def unsigned(path: Path) -> Path:
+def unsigned(path):
     """Sample format 1 instead of 2, the tag in its place."""
     content, tags = path.read_bytes(), [struct.pack("<HHII", 339, 3, 1, value) for value in (2, 1)]
     assert content.count(tags[0]) == 1
@@ -134,7 +132,7 @@ def unsigned(path: Path) -> Path:
     return path
 
 
-def deep_png(path: Path, colour_type: int) -> Path:
+def deep_png(path, colour_type):
     """Of 16 bits, of which Pillow would read 8: RGB is colour type 2, grey with alpha 4."""
     channels = {2: 3, 4: 2}[colour_type]
     rows = np.full((4, 4 * channels), 300, ">u2")
@@ -151,7 +149,7 @@ def deep_png(path: Path, colour_type: int) -> Path:
     return path
 
 
-def tiff(path: Path, pixels: np.ndarray, photometric: int) -> Path:
+def tiff(path, pixels, photometric):
     """Uncompressed. Shape: (height, width) or (height, width, 3)."""
     content, bits = pixels.tobytes(), 8 * pixels.itemsize
     height, width, channels = (*pixels.shape, 1)[:3]
@@ -167,7 +165,7 @@ def tiff(path: Path, pixels: np.ndarray, photometric: int) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_tiff_whose_lowest_value_is_white_is_bright_there(tmp_path: Path, dtype: type) -> None:
+def test_a_tiff_whose_lowest_value_is_white_is_bright_there(tmp_path, dtype):
     largest, pixels = np.iinfo(dtype).max, GREY.astype(dtype)
     for photometric, expected in ((1, pixels), (0, largest - pixels)):
         seen = as_seen(read_image([tiff(tmp_path / "a.tif", pixels, photometric)])[0][0])
@@ -236,9 +234,7 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
         (read_label, lambda p: save(p / "a.jpg", MASK), "JPEG blurs the values of a mask, PNG keeps them"),
     ],
 )
-def test_an_error_names_the_file_and_its_fault(
-    tmp_path: Path, read: Callable[[Any], Any], make: Callable[[Path], Path], message: str
-) -> None:
+def test_an_error_names_the_file_and_its_fault(tmp_path, read, make, message):
     path = make(tmp_path)
     with pytest.raises(ValueError) as error:
         read([path] if read is read_image else path)
@@ -247,13 +243,13 @@ def test_an_error_names_the_file_and_its_fault(
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_mask_may_have_a_value_for_each_of_many_objects(tmp_path: Path, dtype: Any) -> None:
+def test_a_mask_may_have_a_value_for_each_of_many_objects(tmp_path, dtype):
     # small ones, without a background between them
     objects = np.arange(100, dtype=dtype).reshape(10, 10).repeat(3, axis=0).repeat(3, axis=1)
     np.testing.assert_array_equal(as_seen(read_label(save(tmp_path / "a.png", objects))[0]), objects)
 
 
-def test_types_that_pillow_lacks_are_read_where_no_value_changes(tmp_path: Path) -> None:
+def test_types_that_pillow_lacks_are_read_where_no_value_changes(tmp_path):
     values = np.arange(16, dtype=np.int32).reshape(4, 4)
     for path in (
         unsigned(save(tmp_path / "a.tif", values)),
@@ -262,7 +258,7 @@ def test_types_that_pillow_lacks_are_read_where_no_value_changes(tmp_path: Path)
         np.testing.assert_array_equal(as_seen(read_image([path])[0][0]), values)
 
 
-def test_a_prediction_has_the_grid_and_orientation_of_its_picture(tmp_path: Path) -> None:
+def test_a_prediction_has_the_grid_and_orientation_of_its_picture(tmp_path):
     image = save(tmp_path / "a.jpg", RGB)
     label = read_label(save(tmp_path / "m.png", GREY // 60))[0]
     write_label(tmp_path / "out.png", label, image)
@@ -279,7 +275,7 @@ def test_a_prediction_has_the_grid_and_orientation_of_its_picture(tmp_path: Path
     assert read_image([tmp_path / "p.nii.gz"])[0].shape == (2, 6, 4, 1)
 
 
-def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
+def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path):
     for i in range(4):
         save(tmp_path / f"images/case{i}.jpg", np.roll(RGB, i, 0))
         save(tmp_path / f"masks/case{i}.png", np.where(100 + i < GREY, 255, 0).astype(np.uint8))
@@ -299,7 +295,7 @@ def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
     assert (restore(torch.from_numpy(logits), entry.crop_info) == label_of(dataset.cases[0])[0]).all()
 
 
-def test_each_picture_of_a_folder_is_a_case(tmp_path: Path) -> None:
+def test_each_picture_of_a_folder_is_a_case(tmp_path):
     for name in ("b.png", "a.jpg"):
         save(tmp_path / "in" / name, RGB)
     assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["a", "b"]
@@ -309,7 +305,7 @@ def test_each_picture_of_a_folder_is_a_case(tmp_path: Path) -> None:
     assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["volume"]
 
 
-def test_predictions_for_pictures_are_pictures(tmp_path: Path) -> None:
+def test_predictions_for_pictures_are_pictures(tmp_path):
     cases = [Case("a", (save(tmp_path / "in/a.png", GREY),))]
     folder = OutputDir(tmp_path / "out", {"network": 1}, {})
     with folder.open(cases):
@@ -328,7 +324,7 @@ def test_predictions_for_pictures_are_pictures(tmp_path: Path) -> None:
         pass
 
 
-def test_a_value_to_ignore_that_a_mask_would_hide_is_refused(tmp_path: Path) -> None:
+def test_a_value_to_ignore_that_a_mask_would_hide_is_refused(tmp_path):
     """A mask of 0 and 255 has class 1, whatever 255 means elsewhere."""
     for ignore, masks in ((99, [Path("m.png")]), (None, [Path("m.png")]), (255, [None, Path("m.nii.gz")])):
         raster.check_ignored(ignore, masks)
@@ -338,7 +334,7 @@ def test_a_value_to_ignore_that_a_mask_would_hide_is_refused(tmp_path: Path) -> 
         raster.check_ignored(255, [None, Path("m.png")])
 
 
-def test_gif_masks_of_greys_are_values_in_any_order_of_the_palette(tmp_path: Path) -> None:
+def test_gif_masks_of_greys_are_values_in_any_order_of_the_palette(tmp_path):
     """As DRIVE's: two greys, of which some programs put white first."""
     mask = GREY > 100
     white_first = Image.fromarray((~mask).astype(np.uint8), "P")
@@ -371,8 +367,8 @@ def test_gif_masks_of_greys_are_values_in_any_order_of_the_palette(tmp_path: Pat
     ],
 )
 def test_a_picture_that_exif_turns_but_not_its_mask_gets_a_word(
-    tmp_path: Path, shape: tuple[int, int], image_turn: int, mask_turn: int, words: int
-) -> None:
+    tmp_path, shape, image_turn, mask_turn, words
+):
     for case in range(2):
         for folder_name, turn in (("images", image_turn), ("masks", mask_turn)):
             exif = Image.Exif()

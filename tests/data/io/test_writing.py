@@ -1,9 +1,6 @@
 """medconv/data/io/writing.py: label maps and channels on the grid of their image."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -14,7 +11,7 @@ from medconv.data.io.images import read_array, read_label
 from medconv.data.io.writing import write_channels, write_label
 
 
-def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path: Path) -> None:
+def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path):
     affine = np.eye(4)
     affine[:3, :3] = rotation((10, 20, 30)) @ np.diag([0.7, 0.8, 3.0])
     affine[:3, 3] = (-90, 12, 1e4)
@@ -38,7 +35,7 @@ def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path: Path
     assert [p.name for p in path.parent.iterdir()] == ["label.nii.gz"]  # no partial file is left
 
 
-def test_a_written_label_map_holds_more_than_255_classes(tmp_path: Path) -> None:
+def test_a_written_label_map_holds_more_than_255_classes(tmp_path):
     source = save(tmp_path / "image.nii.gz", image_array(0))
     label = label_array(0).astype(np.int16) * 150
     write_label(tmp_path / "label.nii.gz", label, source)
@@ -46,9 +43,7 @@ def test_a_written_label_map_holds_more_than_255_classes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("shape", [(12, 14), (12, 14, 1), (12, 14, 10, 3)])
-def test_a_written_label_map_has_the_spatial_shape_of_its_image(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_a_written_label_map_has_the_spatial_shape_of_its_image(tmp_path, shape):
     source = save(tmp_path / "image.nii.gz", np.ones(shape, np.float32))
     label = label_array(0, (*shape, 1)[:3]).astype(np.int16)
     write_label(tmp_path / "label.nii.gz", label, source)
@@ -58,7 +53,7 @@ def test_a_written_label_map_has_the_spatial_shape_of_its_image(
 
 @pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
 @pytest.mark.parametrize("name", ["image.nii", "image.nii.gz"])
-def test_written_channels_have_the_format_of_their_image(tmp_path: Path, kind: type, name: str) -> None:
+def test_written_channels_have_the_format_of_their_image(tmp_path, kind, name):
     nib.save(kind(image_array(0), np.diag([1, 2, 3, 1])), tmp_path / name)
     volumes = [image_array(seed) for seed in range(2)]
     write_channels(tmp_path / f"out_{name}", volumes, 2, tmp_path / name)
@@ -67,13 +62,11 @@ def test_written_channels_have_the_format_of_their_image(tmp_path: Path, kind: t
     assert grid.spacing_mm == (1, 2, 3) and type(nib.load(tmp_path / f"out_{name}")) is kind
 
 
-def test_a_written_file_is_flushed_before_it_is_renamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_written_file_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
     source, flushed = save(tmp_path / "image.nii.gz", image_array(0)), []
     sync = os.fsync
 
-    def note(number: int) -> None:
+    def note(number):
         flushed.append((os.fstat(number).st_ino, {path.stat().st_ino for path in tmp_path.glob("[!.]*")}))
         sync(number)
 
@@ -85,12 +78,12 @@ def test_a_written_file_is_flushed_before_it_is_renamed(
     assert all(file not in named for file, named in flushed)
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     source = save(tmp_path / "image.nii.gz", image_array(0))
     write_label(tmp_path / "label.nii.gz", label_array(0), source)
     before = (tmp_path / "label.nii.gz").read_bytes()
 
-    def fail(image: object, path: Path) -> None:
+    def fail(image, path):
         path.write_bytes(b"half")
         raise OSError("disk full")
 

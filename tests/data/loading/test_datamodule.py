@@ -22,8 +22,8 @@ from torch.utils.data import default_collate
 from benchmarks.workers import measured
 from medconv.data.augmentation.augment import Augment
 from medconv.data.case import Case, Dataset
-from medconv.data.loading.datamodule import DataModule, LoaderSettings
-from medconv.data.loading.patch import Batch, PackedReading, PatchShape, collate_packed
+from medconv.data.loading.datamodule import LoaderSettings
+from medconv.data.loading.patch import PackedReading, PatchShape, collate_packed
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.samplers import ForegroundSampler
 from medconv.data.preprocessing.dataset_cache import fill_store
@@ -37,19 +37,19 @@ PreparedData = tuple[Dataset, Store]
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datamodule")
     dataset = tiny(folder / "data", 4)
     return dataset, fill_store(dataset, preprocessing_config(), folder / "cache", 1)
 
 
-def add_100(batch: Batch) -> Batch:
+def add_100(batch):
     return {**batch, "image": batch["image"] + 100}
 
 
-def module(prepared: PreparedData, augment: Any = add_100, **changes: Any) -> DataModule:
+def module(prepared, augment=add_100, **changes):
     dataset, store = prepared
-    settings: dict[str, Any] = {
+    settings = {
         "train": dataset.cases[:3],
         "val": dataset.cases[3:],
         "batch_size": 2,
@@ -60,9 +60,7 @@ def module(prepared: PreparedData, augment: Any = add_100, **changes: Any) -> Da
     return data_module(store, settings.pop("train"), settings.pop("val"), PATCH, augment, **settings)
 
 
-def pretend_trainer(
-    device: str = "cpu", rank: int = 0, world_size: int = 1, training: bool = True, precision: str = "32-true"
-) -> Any:
+def pretend_trainer(device="cpu", rank=0, world_size=1, training=True, precision="32-true"):
     return SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device(device)),
         local_rank=0,
@@ -75,7 +73,7 @@ def pretend_trainer(
     )
 
 
-def test_cases_are_drawn_by_their_weights(prepared: PreparedData) -> None:
+def test_cases_are_drawn_by_their_weights(prepared):
     first, second, *_ = prepared[0].cases
     data = module(prepared, train=[replace(first, weight=3.0), second])
     data.trainer = pretend_trainer()
@@ -84,7 +82,7 @@ def test_cases_are_drawn_by_their_weights(prepared: PreparedData) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_batches_are_plain_tensors(prepared: PreparedData, workers: int) -> None:
+def test_training_batches_are_plain_tensors(prepared, workers):
     """MONAI's MetaTensor costs time in every operation."""
     data = module(
         prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1, "noise": 1}), num_workers=workers
@@ -102,7 +100,7 @@ def test_training_batches_are_plain_tensors(prepared: PreparedData, workers: int
         ]
 
 
-def test_workers_do_not_change_the_batches(prepared: PreparedData) -> None:
+def test_workers_do_not_change_the_batches(prepared):
     augment = Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 0.5, "noise": 1, "brightness": 1})
     without_workers, with_workers = (
         list(module(prepared, augment, num_workers=n).train_dataloader()) for n in (0, 2)
@@ -121,7 +119,7 @@ class BrighterSamples:
         return {**sample, "image": sample["image"] + 100}
 
 
-def test_samples_are_transformed_in_workers_even_if_there_is_an_accelerator(prepared: PreparedData) -> None:
+def test_samples_are_transformed_in_workers_even_if_there_is_an_accelerator(prepared):
     data = module(prepared, BrighterSamples())
     data.trainer = pretend_trainer("cuda")
     loader = data.train_dataloader()
@@ -132,7 +130,7 @@ def test_samples_are_transformed_in_workers_even_if_there_is_an_accelerator(prep
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_validation_cases_are_whole_and_not_augmented(prepared: PreparedData, workers: int) -> None:
+def test_validation_cases_are_whole_and_not_augmented(prepared, workers):
     loader = module(prepared, num_workers=workers).val_dataloader()
     (item,) = list(loader)
     assert item["case"] == "case_3"
@@ -142,7 +140,7 @@ def test_validation_cases_are_whole_and_not_augmented(prepared: PreparedData, wo
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
+def test_an_error_names_the_case(tmp_path, workers):
     dataset = tiny(tmp_path / "data", 2)
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / "case_1.image.npy").write_bytes(b"")
@@ -157,7 +155,7 @@ def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
             loader._iterator._shutdown_workers()
 
 
-def test_workers_augment_if_there_is_no_accelerator(prepared: PreparedData) -> None:
+def test_workers_augment_if_there_is_no_accelerator(prepared):
     data = module(prepared)
     for trainer in (None, pretend_trainer("cpu")):
         data.trainer = trainer
@@ -166,7 +164,7 @@ def test_workers_augment_if_there_is_no_accelerator(prepared: PreparedData) -> N
         assert data.on_after_batch_transfer(batch, 0) is batch
 
 
-def test_the_accelerator_augments_if_there_is_one(prepared: PreparedData) -> None:
+def test_the_accelerator_augments_if_there_is_one(prepared):
     data = module(prepared)
     data.trainer = pretend_trainer("cuda")
     loader = data.train_dataloader()
@@ -179,7 +177,7 @@ def test_the_accelerator_augments_if_there_is_one(prepared: PreparedData) -> Non
 
 
 @pytest.mark.parametrize("shape", [PatchShape(PATCH), PatchShape(PATCH[:2], 2)])
-def test_packed_samples_give_the_batch_of_whole_boxes(prepared: PreparedData, shape: PatchShape) -> None:
+def test_packed_samples_give_the_batch_of_whole_boxes(prepared, shape):
     """What an accelerator gets, and what it would get if all that may be shown were read."""
     size = shape.size
     augment = Augment(0, (1, 1.5, 2)[: len(size)], size, p=dict.fromkeys(("rotation", "scale", "noise"), 0.7))
@@ -202,9 +200,7 @@ def test_packed_samples_give_the_batch_of_whole_boxes(prepared: PreparedData, sh
 
 @pytest.mark.parametrize("reads_boxes", [True, False])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-def test_images_go_to_an_accelerator_in_half_precision(
-    prepared: PreparedData, precision: str, reads_boxes: bool
-) -> None:
+def test_images_go_to_an_accelerator_in_half_precision(prepared, precision, reads_boxes):
     """Three bytes a voxel where fp32 has five, in a batch as workers send it; what differs is rounding."""
     augment = Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1}) if reads_boxes else add_100
     sent = {}
@@ -224,7 +220,7 @@ def test_images_go_to_an_accelerator_in_half_precision(
     assert 0 < difference <= largest * 2**-11
 
 
-def test_types_of_other_precisions_are_kept(prepared: PreparedData) -> None:
+def test_types_of_other_precisions_are_kept(prepared):
     """Lightning gives these before the copy: fp64 for `64-true`, fp16 for `16-true`."""
     data = module(prepared)
     batch = next(iter(module(prepared, num_workers=0).train_dataloader()))
@@ -236,7 +232,7 @@ def test_types_of_other_precisions_are_kept(prepared: PreparedData) -> None:
 
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("preset", ["light", "strong"])
-def test_an_accelerator_is_sent_little_more_than_the_patch(tmp_path: Path, axes: int, preset: str) -> None:
+def test_an_accelerator_is_sent_little_more_than_the_patch(tmp_path, axes, preset):
     """Bytes of a batch over those of its patches; `max_read_size` is 3 and 5 times the patch."""
     shape = (300, 300, 4) if axes == 2 else (160, 160, 160)
     patch = PatchShape((224, 224), 2) if axes == 2 else PatchShape((96, 96, 96))
@@ -244,8 +240,8 @@ def test_an_accelerator_is_sent_little_more_than_the_patch(tmp_path: Path, axes:
     del settings["_target_"]
     augment = Augment(0, (1,) * axes, patch.size, **settings)
     image = np.zeros((1, *shape), np.float32)
-    entry = Entry(image, image[0].astype(np.uint8), np.zeros((1, 4), np.int32), None)  # type: ignore[arg-type]
-    store: Any = SimpleNamespace(read=lambda case_id: entry)
+    entry = Entry(image, image[0].astype(np.uint8), np.zeros((1, 4), np.int32), None)
+    store = SimpleNamespace(read=lambda case_id: entry)
     samples = PatchDataset(
         store,
         ["case"],
@@ -260,7 +256,7 @@ def test_an_accelerator_is_sent_little_more_than_the_patch(tmp_path: Path, axes:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_read_on_the_host_is_not_copied_to_the_device(prepared: PreparedData, workers: int) -> None:
+def test_what_is_read_on_the_host_is_not_copied_to_the_device(prepared, workers):
     data, meta = module(prepared, num_workers=workers), torch.device("meta")
     batch = next(iter(data.train_dataloader()))
     copied = data.transfer_batch_to_device(batch, meta, 0)
@@ -274,9 +270,7 @@ def test_what_is_read_on_the_host_is_not_copied_to_the_device(prepared: Prepared
     assert copied["reference"] is case["reference"] and copied["case"] == "case_3"
 
 
-def test_workers_need_shared_memory_for_their_batches(
-    prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_need_shared_memory_for_their_batches(prepared, monkeypatch):
     """As in a container with 64 kB; the error comes before a worker starts."""
     monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=16, f_frsize=4096))
     data = module(prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1}), batch_size=64, num_workers=2)
@@ -290,7 +284,7 @@ def test_workers_need_shared_memory_for_their_batches(
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_each_validation_case_is_on_one_rank(prepared: PreparedData, world_size: int) -> None:
+def test_each_validation_case_is_on_one_rank(prepared, world_size):
     """Ranks beyond the number of cases repeat the first case, so that none is missing in a collective."""
     data = module(prepared, val=prepared[0].cases)
     ranks = []
@@ -303,11 +297,11 @@ def test_each_validation_case_is_on_one_rank(prepared: PreparedData, world_size:
     assert ranks[4:] == [["case_0"]] * (world_size - 4)
 
 
-def test_loader_without_validation_cases_is_empty(prepared: PreparedData) -> None:
+def test_loader_without_validation_cases_is_empty(prepared):
     assert list(module(prepared, val=[]).val_dataloader()) == []
 
 
-def test_ranks_share_the_training_samples(prepared: PreparedData) -> None:
+def test_ranks_share_the_training_samples(prepared):
     data, numbers = module(prepared), []
     for rank in (0, 1):
         data.trainer = pretend_trainer(rank=rank, world_size=2)
@@ -315,9 +309,7 @@ def test_ranks_share_the_training_samples(prepared: PreparedData) -> None:
     assert numbers == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
-def test_number_of_workers_follows_the_machine(
-    prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_workers_follows_the_machine(prepared, monkeypatch):
     data = module(prepared, num_workers=None)
     for cores, devices, workers in ((1, 1, 1), (8, 1, 4), (64, 1, 8), (64, 8, 4), (4, 4, 1)):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)))
@@ -325,23 +317,23 @@ def test_number_of_workers_follows_the_machine(
         assert data.train_dataloader().num_workers == workers
 
 
-def test_loader_gets_the_settings(prepared: PreparedData) -> None:
+def test_loader_gets_the_settings(prepared):
     loader = module(prepared, num_workers=2, prefetch_factor=3, persistent_workers=False).train_dataloader()
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, False)
 
 
-def collect_garbage(batch: Batch) -> Batch:
+def collect_garbage(batch):
     """The worst case for shared memory: a collection after each batch."""
     gc.collect()
     return batch
 
 
-def count_threads(batch: Batch) -> Batch:
+def count_threads(batch):
     threads = max(torch.get_num_threads(), *(library["num_threads"] for library in threadpool_info()))
     return {"sample": batch["sample"], "threads": torch.tensor(threads)}
 
 
-def private_megabytes(prepared: PreparedData, num_cases: int, num_workers: int) -> float:
+def private_megabytes(prepared, num_cases, num_workers):
     """The largest private memory of a worker."""
     cases = [
         Case(f"case_{i % 4}", (Path(f"images/{i}.nii.gz"),), Path(f"labels/{i}.nii.gz"))
@@ -355,18 +347,18 @@ def private_megabytes(prepared: PreparedData, num_cases: int, num_workers: int) 
     return max(worker["private_MB"] for worker in workers)
 
 
-def test_worker_has_one_thread(prepared: PreparedData) -> None:
+def test_worker_has_one_thread(prepared):
     """Even if the main process has more; also in the libraries of numpy and scipy."""
     with threadpool_limits(2):
         batch = next(iter(module(prepared, count_threads, num_workers=1).train_dataloader()))
     assert batch["threads"] == 1
 
 
-def name_parent(batch: Batch) -> Batch:
+def name_parent(batch):
     return {"sample": batch["sample"], "parent": torch.tensor(os.getppid())}
 
 
-def test_workers_are_forked_from_this_process(prepared: PreparedData) -> None:
+def test_workers_are_forked_from_this_process(prepared):
     """Even if the default is to start them from another process, as in Python 3.14: torch sees only the
     deaths of this process's children.
     """
@@ -378,17 +370,17 @@ def test_workers_are_forked_from_this_process(prepared: PreparedData) -> None:
     assert batch["parent"] == os.getpid()
 
 
-def test_worker_memory_does_not_grow_with_the_dataset(prepared: PreparedData) -> None:
+def test_worker_memory_does_not_grow_with_the_dataset(prepared):
     few, many = private_megabytes(prepared, 4, 1), private_megabytes(prepared, 60_000, 1)
     assert many < few + SLACK_MB, f"{few:.0f} MB with 4 cases, {many:.0f} MB with 60,000"
 
 
-def test_worker_memory_does_not_grow_with_the_number_of_workers(prepared: PreparedData) -> None:
+def test_worker_memory_does_not_grow_with_the_number_of_workers(prepared):
     one, four = private_megabytes(prepared, 4, 1), private_megabytes(prepared, 4, 4)
     assert four < one + SLACK_MB, f"{one:.0f} MB alone, {four:.0f} MB among four"
 
 
-def test_data_without_a_training_case_is_refused(prepared: PreparedData) -> None:
+def test_data_without_a_training_case_is_refused(prepared):
     with pytest.raises(ValueError, match="no case is left to train on"):
         module(prepared, train=[])
 
@@ -403,6 +395,6 @@ def test_data_without_a_training_case_is_refused(prepared: PreparedData) -> None
         ({"num_workers": 0, "persistent_workers": True}, r"persistent_workers=true.*got num_workers=0"),
     ],
 )
-def test_invalid_values_are_errors(changes: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_errors(changes, message):
     with pytest.raises(ArgumentError, match=message):
         LoaderSettings(**{"batch_size": 2, "samples_per_epoch": 6, **changes})

@@ -7,9 +7,8 @@ import signal
 import sys
 import threading
 from multiprocessing import reduction, resource_sharer
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from medconv.utils import signals
 from medconv.utils.errors import ArgumentError
 
 
-def test_workers_heed_the_main_process_alone() -> None:
+def test_workers_heed_the_main_process_alone():
     """They leave what a terminal or Slurm sends to it, and end by its SIGTERM, as multiprocessing ends what
     hangs.
     """
@@ -46,9 +45,7 @@ def test_workers_heed_the_main_process_alone() -> None:
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_workers_are_silent_where_the_main_process_stops_receiving(
-    capfd: pytest.CaptureFixture[str], asks: bool
-) -> None:
+def test_workers_are_silent_where_the_main_process_stops_receiving(capfd, asks):
     """As at the death of another worker, which the main process reports."""
     pipe, of_worker = multiprocessing.Pipe()
     worker = multiprocessing.get_context("fork").Process(target=_worker_that_shares, args=(of_worker,))
@@ -64,10 +61,10 @@ def test_workers_are_silent_where_the_main_process_stops_receiving(
     assert capfd.readouterr().err == ""
 
 
-def _worker_that_shares(pipe: Connection) -> None:
+def _worker_that_shares(pipe):
     """Sends where another process gets what it shares, and then whether it heard of the loss."""
     loader.init_worker(0)
-    reduction.ACKNOWLEDGE = True  # type: ignore[attr-defined]  # as in Python 3.14
+    reduction.ACKNOWLEDGE = True  # as in Python 3.14
     heard, hook = threading.Event(), sys.excepthook
     sys.excepthook = lambda *error: (hook(*error), heard.set())
     pipe.send(resource_sharer.DupFd(0)._id)
@@ -75,7 +72,7 @@ def _worker_that_shares(pipe: Connection) -> None:
     pipe.recv()
 
 
-def _worker_that_answers(pipe: Connection) -> None:
+def _worker_that_answers(pipe):
     loader.init_worker(0)
     pipe.send("started")
     while True:
@@ -103,7 +100,7 @@ class StoppingAsTheRunIs(Stopping):
         return super().__getitem__(index)
 
 
-def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch):
     monkeypatch.setattr(signals, "WAIT_SECONDS", 0.2)
     request = signals.StopRequest()
     request.defer()
@@ -121,9 +118,7 @@ def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch:
     until(lambda: not is_running(worker.pid))
 
 
-def test_a_batch_that_does_not_come_is_a_warning_that_names_the_worker(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_batch_that_does_not_come_is_a_warning_that_names_the_worker(caplog):
     """Once for each wait."""
     batches = loader.Loader(
         Stopping(), num_workers=1, multiprocessing_context="fork", worker_init_fn=loader.init_worker
@@ -154,9 +149,7 @@ class WithoutFiles(Dataset[torch.Tensor]):
         return batch
 
 
-def test_a_worker_with_too_many_open_files_is_one_message(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_with_too_many_open_files_is_one_message(monkeypatch, capfd):
     monkeypatch.setattr(loader, "_DEATH_SECONDS", 0.0)
     batches = loader.Loader(
         WithoutFiles(),
@@ -183,7 +176,7 @@ class Lost(Dataset[torch.Tensor]):
         raise EOFError
 
 
-def test_a_batch_that_is_not_handed_over_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_not_handed_over_is_the_users_error(monkeypatch):
     monkeypatch.setattr(loader, "_DEATH_SECONDS", 0.0)
     with pytest.raises(
         ValueError, match=r"did not hand over its batch \(EOFError\).* `ulimit -n 65536` help"
@@ -205,7 +198,7 @@ class Looking(Ones):
     """The worker is in the middle of a look at torch's event for its end, whose lock it holds."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        frame: Any = sys._getframe()
+        frame = sys._getframe()
         while "done_event" not in frame.f_locals:
             frame = frame.f_back
         if index:
@@ -213,9 +206,9 @@ class Looking(Ones):
         return super().__getitem__(index)
 
 
-def test_a_worker_that_is_killed_with_a_lock_does_not_hold_up_the_end() -> None:
+def test_a_worker_that_is_killed_with_a_lock_does_not_hold_up_the_end():
     """A test stood still for ten minutes, until its timeout raised an error within `__del__`, unseen."""
-    batches: Any = iter(loader.Loader(Looking(), num_workers=1, multiprocessing_context="fork"))
+    batches = iter(loader.Loader(Looking(), num_workers=1, multiprocessing_context="fork"))
     next(batches)
     workers = batches.gi_frame.f_locals["batches"]
     event = workers._workers_done_event
@@ -226,16 +219,14 @@ def test_a_worker_that_is_killed_with_a_lock_does_not_hold_up_the_end() -> None:
     assert not end.is_alive() and not any(worker.is_alive() for worker in workers._workers)
 
 
-def _is_held(lock: Any) -> bool:
+def _is_held(lock):
     if lock.acquire(False):
         lock.release()
         return False
     return True
 
 
-def test_stopped_workers_delay_neither_a_signal_between_epochs_nor_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stopped_workers_delay_neither_a_signal_between_epochs_nor_the_end(monkeypatch):
     """torch waits for the answer of each persistent worker, and then at its end for each that is stopped."""
     monkeypatch.setattr(signals, "WAIT_SECONDS", 0.2)
     request = signals.StopRequest()
@@ -256,7 +247,7 @@ def test_stopped_workers_delay_neither_a_signal_between_epochs_nor_the_end(
     assert worker not in multiprocessing.active_children()  # for which Python waits when it exits
 
 
-def _with_stopped_worker(request: signals.StopRequest) -> loader.Loader:
+def _with_stopped_worker(request):
     """A loader after its first epoch, with an idle worker that is stopped."""
     batches = loader.Loader(
         Ones(),
@@ -271,20 +262,20 @@ def _with_stopped_worker(request: signals.StopRequest) -> loader.Loader:
     return batches
 
 
-def entry(channels: int, *shape: int, label: bool = True) -> Entry:
+def entry(channels, *shape, label=True):
     image = np.zeros((channels, *shape), np.float32)
-    no_crop: Any = None
+    no_crop = None
     return Entry(image, np.zeros(shape, np.int16) if label else NOTHING, NOTHING, no_crop)
 
 
-def test_bytes_count_all_channels_and_the_label_map() -> None:
+def test_bytes_count_all_channels_and_the_label_map():
     assert patch_bytes(entry(4, 9, 9), 1000) == 1000 * (4 * 4 + 2)
     assert patch_bytes(entry(3, 9, 9, label=False), 81) == 81 * 3 * 4
     assert largest_case_bytes([entry(1, 9, 9), entry(2, 10, 5)]) == 81 * (4 + 2 * 2)
     assert largest_case_bytes([]) == 0
 
 
-def test_too_little_room_is_an_error_that_says_what_helps(tmp_path: Path) -> None:
+def test_too_little_room_is_an_error_that_says_what_helps(tmp_path):
     check_room(1000.0, 2, folder=tmp_path)
     check_room(1e18, 0, folder=tmp_path)  # no workers
     check_room(1e18, 2, folder=tmp_path / "absent")

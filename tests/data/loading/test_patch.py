@@ -9,7 +9,7 @@ from medconv.data.loading.patch import PatchShape, collate_packed, pack, unpack
 
 
 @pytest.mark.parametrize(("axis", "box"), [(None, (5, 4)), (0, (1, 5, 4)), (1, (5, 1, 4)), (2, (5, 4, 1))])
-def test_a_slice_is_a_box_of_one_voxel(axis: int | None, box: tuple[int, ...]) -> None:
+def test_a_slice_is_a_box_of_one_voxel(axis, box):
     patch = PatchShape([5, 4], axis)
     assert patch.box == box
     assert patch.box_of([7, 8]) == tuple({5: 7, 4: 8, 1: 1}[voxels] for voxels in box)
@@ -17,7 +17,7 @@ def test_a_slice_is_a_box_of_one_voxel(axis: int | None, box: tuple[int, ...]) -
     np.testing.assert_array_equal(patch.without_slice_axis(voxels), np.arange(40).reshape(2, 5, 4))
 
 
-def random_blocks(size: tuple[int, ...], seed: int) -> Blocks:
+def random_blocks(size, seed):
     """Two blocks of an array, apart along the first axis."""
     rng = np.random.default_rng(seed)
     half = size[0] // 2
@@ -29,7 +29,7 @@ def random_blocks(size: tuple[int, ...], seed: int) -> Blocks:
 
 @pytest.mark.parametrize("size", [(9, 7), (8, 6, 5)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_boxes_come_back_with_zeros_elsewhere(size: tuple[int, ...], channels: int) -> None:
+def test_boxes_come_back_with_zeros_elsewhere(size, channels):
     rng = np.random.default_rng(0)
     samples, images, labels = [], [], []
     for number in range(3):
@@ -52,7 +52,7 @@ def test_boxes_come_back_with_zeros_elsewhere(size: tuple[int, ...], channels: i
         assert torch.equal(boxes, torch.from_numpy(np.stack(expected)))
 
 
-def test_a_sample_without_voxels_is_zero() -> None:
+def test_a_sample_without_voxels_is_zero():
     """Its whole box lies beside the image."""
     nothing = Blocks(np.empty((0, 2), int), np.empty((0, 2), int))
     bounds = torch.empty(0, 2, 2, dtype=torch.int64)

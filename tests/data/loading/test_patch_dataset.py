@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +11,13 @@ from helpers.volumes import CLASSES, image_array, label_array, preprocessing_con
 from monai.data import DataLoader
 
 from medconv.data.augmentation.augment import centre
-from medconv.data.case import Dataset, Grid
+from medconv.data.case import Grid
 from medconv.data.io.images import read_label
 from medconv.data.loading.loader import SampleOrder
 from medconv.data.loading.patch_dataset import (
     Annotated,
     CaseDataset,
     ChannelDropout,
-    PatchDataset,
     annotated_classes,
     crop,
     without_dropped,
@@ -35,25 +33,23 @@ DROPOUT = ChannelDropout(0.4, 3, {"lacks": (1,), "one": (0, 2)}, seed=0)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Store]:
+def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("patches")
     dataset = tiny(folder / "data", 5)
     return dataset, fill_store(dataset, preprocessing_config(), folder / "cache", 1)
 
 
-def patches(
-    prepared: tuple[Dataset, Store], share: float = 0.5, patch: tuple[int, ...] = PATCH, seed: int = 0
-) -> PatchDataset:
+def patches(prepared, share=0.5, patch=PATCH, seed=0):
     dataset, store = prepared
     return patch_dataset(store, [case.id for case in dataset.cases], patch, seed, share)
 
 
-def same(one: dict[str, object], other: dict[str, object]) -> bool:
+def same(one, other):
     assert one.keys() == other.keys()
     return all(torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key])) for key in one)
 
 
-def slow_crop(array: np.ndarray, start: tuple[int, ...], size: tuple[int, ...]) -> np.ndarray:
+def slow_crop(array, start, size):
     """Voxel by voxel."""
     out = np.zeros((len(array), *size), array.dtype)
     for place in np.ndindex(*size):
@@ -65,7 +61,7 @@ def slow_crop(array: np.ndarray, start: tuple[int, ...], size: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_crop_equals_a_loop_over_voxels(axes: int) -> None:
+def test_crop_equals_a_loop_over_voxels(axes):
     rng = np.random.default_rng(axes)
     for _ in range(40):
         array = rng.integers(1, 99, (2, *rng.integers(2, 8, axes))).astype(np.int16)
@@ -76,13 +72,13 @@ def test_crop_equals_a_loop_over_voxels(axes: int) -> None:
         np.testing.assert_array_equal(box, slow_crop(array, start, size))
 
 
-def test_crop_is_a_copy() -> None:
+def test_crop_is_a_copy():
     array = np.ones((1, 4, 4), np.float32)
     crop(array, (0, 0), (4, 4))[:] = 5
     assert array.max() == 1
 
 
-def test_sample_is_a_patch_of_its_case(prepared: tuple[Dataset, Store]) -> None:
+def test_sample_is_a_patch_of_its_case(prepared):
     dataset = patches(prepared)
     for n in range(20):
         sample = dataset[n]
@@ -97,7 +93,7 @@ def test_sample_is_a_patch_of_its_case(prepared: tuple[Dataset, Store]) -> None:
         np.testing.assert_array_equal(label, crop(label_array(case)[None], start, PATCH)[0])
 
 
-def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]) -> None:
+def test_sample_depends_on_seed_and_number_alone(prepared):
     one, other = patches(prepared), patches(prepared)
     forwards = [one[n] for n in range(12)]
     backwards = [other[n] for n in reversed(range(12))][::-1]
@@ -111,7 +107,7 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_workers_do_not_change_the_samples(prepared: tuple[Dataset, Store], workers: int) -> None:
+def test_workers_do_not_change_the_samples(prepared, workers):
     dataset, order = patches(prepared), SampleOrder(6, 2)
     loader = DataLoader(dataset, batch_size=2, sampler=order, num_workers=workers)
     batches = []
@@ -123,7 +119,7 @@ def test_workers_do_not_change_the_samples(prepared: tuple[Dataset, Store], work
     torch.testing.assert_close(images, torch.stack([dataset[n]["image"] for n in range(12)]), rtol=0, atol=0)
 
 
-def test_each_turn_holds_each_case_once(prepared: tuple[Dataset, Store]) -> None:
+def test_each_turn_holds_each_case_once(prepared):
     dataset = patches(prepared)
     turns = [[dataset.case_of(n) for n in range(5 * turn, 5 * turn + 5)] for turn in range(20)]
     assert all(sorted(turn) == [f"case_{i}" for i in range(5)] for turn in turns)
@@ -133,7 +129,7 @@ def test_each_turn_holds_each_case_once(prepared: tuple[Dataset, Store]) -> None
     ]
 
 
-def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
+def synthetic(store, label, tmp_path):
     """One case whose image is its label, written to the store directly."""
     case = tiny(tmp_path / "source", 1).cases[0]
     rows = [
@@ -146,7 +142,7 @@ def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_oversampling_of_1_always_includes_foreground(tmp_path: Path, axes: int) -> None:
+def test_oversampling_of_1_always_includes_foreground(tmp_path, axes):
     """Also in corners, where a patch cannot be centred; a large and a tiny class are about equally frequent."""
     label = np.zeros((20,) * axes, np.uint8)
     label[(0,) * axes] = label[(19,) * axes] = 2
@@ -160,7 +156,7 @@ def test_oversampling_of_1_always_includes_foreground(tmp_path: Path, axes: int)
     assert any(values == {0} for values in classes) and sum(2 in values for values in classes) < 20
 
 
-def test_oversampling_is_the_share_of_centred_patches(tmp_path: Path) -> None:
+def test_oversampling_is_the_share_of_centred_patches(tmp_path):
     label = np.zeros((40, 40), np.uint8)
     label[20, 20] = 1
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
@@ -172,7 +168,7 @@ def test_oversampling_is_the_share_of_centred_patches(tmp_path: Path) -> None:
     assert [dataset[n]["label"][0, 2, 2].item() for n in range(5)] == [1] * 5  # centred: patch 4, voxel 2
 
 
-def test_every_start_is_drawn_about_equally_often(prepared: tuple[Dataset, Store], tmp_path: Path) -> None:
+def test_every_start_is_drawn_about_equally_often(prepared, tmp_path):
     label = np.broadcast_to(np.arange(1, 8, dtype=np.uint8)[:, None], (7, 4)).copy()
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
     dataset.sampler.foreground_share = 0.0
@@ -181,7 +177,7 @@ def test_every_start_is_drawn_about_equally_often(prepared: tuple[Dataset, Store
     assert min(starts.values()) > 60
 
 
-def test_small_images_are_padded_on_both_sides(prepared: tuple[Dataset, Store]) -> None:
+def test_small_images_are_padded_on_both_sides(prepared):
     """(12, 14, 10) into (16, 14, 13): two voxels on each side of the first axis, two and one of the last."""
     dataset = patches(prepared, share=1.0, patch=(16, 14, 13))
     for n in range(5):
@@ -192,14 +188,14 @@ def test_small_images_are_padded_on_both_sides(prepared: tuple[Dataset, Store]) 
         assert sample["label"].count_nonzero() == np.count_nonzero(label_array(case))
 
 
-def test_padding_along_one_axis_leaves_the_others_random(prepared: tuple[Dataset, Store]) -> None:
+def test_padding_along_one_axis_leaves_the_others_random(prepared):
     dataset = patches(prepared, share=1.0, patch=(16, 5, 4))
     classes = [set(dataset[n]["label"].unique().tolist()) for n in range(40)]
     assert all(values - {0} for values in classes)
     assert len({dataset[n]["image"].sum().item() for n in range(40)}) > 20
 
 
-def test_case_without_foreground_gives_random_places(tmp_path: Path) -> None:
+def test_case_without_foreground_gives_random_places(tmp_path):
     dataset = tiny(tmp_path / "data", 1)
     save(dataset.cases[0].files[-1], np.zeros((12, 14, 10), np.uint8))
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
@@ -207,7 +203,7 @@ def test_case_without_foreground_gives_random_places(tmp_path: Path) -> None:
     assert len({samples[n]["image"].sum().item() for n in range(10)}) > 5
 
 
-def test_epoch_may_start_at_any_batch() -> None:
+def test_epoch_may_start_at_any_batch():
     """This applies once: the next epoch is complete again."""
     order = SampleOrder(6, 2)
     order.set_epoch(3)
@@ -221,7 +217,7 @@ def test_epoch_may_start_at_any_batch() -> None:
 @pytest.mark.parametrize(
     ("batch_size", "world_size", "per_epoch"), [(1, 1, 7), (2, 2, 8), (3, 2, 20), (4, 3, 1)]
 )
-def test_ranks_share_each_global_batch(batch_size: int, world_size: int, per_epoch: int) -> None:
+def test_ranks_share_each_global_batch(batch_size, world_size, per_epoch):
     ranks = [SampleOrder(per_epoch, batch_size, rank, world_size) for rank in range(world_size)]
     step = batch_size * world_size
     samples = -(-per_epoch // step) * step  # of complete global batches
@@ -235,7 +231,7 @@ def test_ranks_share_each_global_batch(batch_size: int, world_size: int, per_epo
             assert numbers[:, batch].ravel().tolist() == list(range(first, first + step))
 
 
-def test_two_ranks_with_batch_2_see_what_one_with_batch_4_sees() -> None:
+def test_two_ranks_with_batch_2_see_what_one_with_batch_4_sees():
     one, two = SampleOrder(8, 4), [SampleOrder(8, 2, rank, 2) for rank in (0, 1)]
     for epoch in (0, 1, 5):
         for order in (one, *two):
@@ -245,7 +241,7 @@ def test_two_ranks_with_batch_2_see_what_one_with_batch_4_sees() -> None:
         np.testing.assert_array_equal(alone, together)
 
 
-def test_validation_items_are_whole_cases(prepared: tuple[Dataset, Store]) -> None:
+def test_validation_items_are_whole_cases(prepared):
     dataset, store = prepared
     cases = CaseDataset(store, dataset.cases)
     assert len(cases) == 5
@@ -259,7 +255,7 @@ def test_validation_items_are_whole_cases(prepared: tuple[Dataset, Store]) -> No
     assert set(np.unique(item["label"])) <= set(range(len(CLASSES)))
 
 
-def test_validation_reference_is_native(tmp_path: Path) -> None:
+def test_validation_reference_is_native(tmp_path):
     """The image has the prepared spacing, the reference its own."""
     dataset = tiny(tmp_path / "data", 1, affine=np.diag([-1, 1.5, 2, 1]))
     store = fill_store(dataset, preprocessing_config((2, 1.5, 2)), tmp_path / "cache", 1)
@@ -268,7 +264,7 @@ def test_validation_reference_is_native(tmp_path: Path) -> None:
     np.testing.assert_array_equal(item["reference"], label_array(0))
 
 
-def test_read_size_keeps_the_centre(prepared: tuple[Dataset, Store]) -> None:
+def test_read_size_keeps_the_centre(prepared):
     """Larger or smaller than the patch, as augmentation needs it; 0 outside of the image."""
     dataset, store = prepared
     ids = [case.id for case in dataset.cases]
@@ -286,12 +282,12 @@ def test_read_size_keeps_the_centre(prepared: tuple[Dataset, Store]) -> None:
     assert (largest == 0).any() and largest.max() > 5
 
 
-def annotating(label_values: tuple[int, ...]) -> ForegroundSampler:
+def annotating(label_values):
     (case,) = cases_of(["case_0"])
     return ForegroundSampler(training_cases([replace(case, annotated=label_values)], (4, 4)), 1.0)
 
 
-def test_a_case_that_lacks_labels_is_centred_on_annotated_classes_alone(tmp_path: Path) -> None:
+def test_a_case_that_lacks_labels_is_centred_on_annotated_classes_alone(tmp_path):
     label = np.zeros((20, 20), np.uint8)
     label[2, 2], label[17, 17] = 1, 2
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
@@ -306,7 +302,7 @@ def test_a_case_that_lacks_labels_is_centred_on_annotated_classes_alone(tmp_path
     assert any(int(dataset[n]["label"].max()) == 0 for n in range(20))  # nothing to be centred on
 
 
-def test_classes_are_drawn_equally_often_before_their_cases(prepared: tuple[Dataset, Store]) -> None:
+def test_classes_are_drawn_equally_often_before_their_cases(prepared):
     """Class 2 is drawn from one case of five; the others come in their turns for the rest."""
     dataset, store = prepared
     ids = [case.id for case in dataset.cases]
@@ -323,7 +319,7 @@ def test_classes_are_drawn_equally_often_before_their_cases(prepared: tuple[Data
     assert 0.35 < of_first[4] / counts[1] < 0.65  # a weight of 4 in 8
 
 
-def test_a_case_is_drawn_as_often_as_its_weight_says(prepared: tuple[Dataset, Store]) -> None:
+def test_a_case_is_drawn_as_often_as_its_weight_says(prepared):
     dataset, store = prepared
     ids = [case.id for case in dataset.cases]
     cases = training_cases(cases_of(ids, [1, 1, 1, 2.5, 4.5]), PATCH)
@@ -335,7 +331,7 @@ def test_a_case_is_drawn_as_often_as_its_weight_says(prepared: tuple[Dataset, St
         assert all(abs(one[case] - weight / 2) <= 1 for one in rounds)
 
 
-def test_outputs_follow_from_annotated_label_values(tmp_path: Path) -> None:
+def test_outputs_follow_from_annotated_label_values(tmp_path):
     first, second, _ = tiny(tmp_path).cases
     dataset, train = tiny(tmp_path / "again"), [first, replace(second, annotated=(2,))]
     annotated = annotated_classes(train, dataset.targets, dataset.class_names)
@@ -345,7 +341,7 @@ def test_outputs_follow_from_annotated_label_values(tmp_path: Path) -> None:
     assert annotated["case_1"].outputs == (False, True)
 
 
-def test_channels_are_dropped_with_the_probability_and_one_is_kept() -> None:
+def test_channels_are_dropped_with_the_probability_and_one_is_kept():
     kept = torch.stack([DROPOUT.kept("whole", sample) for sample in range(2000)])
     assert kept.any(1).all()
     # all three are dropped in 0.4^3 of the samples, and then one of them is kept after all
@@ -353,13 +349,13 @@ def test_channels_are_dropped_with_the_probability_and_one_is_kept() -> None:
     assert torch.equal(kept[7], DROPOUT.kept("whole", 7))
 
 
-def test_what_the_case_lacks_is_never_kept() -> None:
+def test_what_the_case_lacks_is_never_kept():
     kept = torch.stack([DROPOUT.kept("lacks", sample) for sample in range(200)])
     assert not kept[:, 1].any() and kept.any(1).all() and not kept[:, 0].all()
     assert all(DROPOUT.kept("one", sample).tolist() == [False, True, False] for sample in range(20))
 
 
-def test_dropped_channels_are_exactly_0() -> None:
+def test_dropped_channels_are_exactly_0():
     image = torch.randn(2, 3, 4, 5)
     image[0, 1] = torch.nan
     kept = torch.tensor([[True, False, True], [False, True, True]])
@@ -368,6 +364,6 @@ def test_dropped_channels_are_exactly_0() -> None:
     assert torch.equal(dropped[kept], image[kept])
 
 
-def test_a_probability_of_1_is_refused() -> None:
+def test_a_probability_of_1_is_refused():
     with pytest.raises(ValueError, match="channel_dropout must be from 0 to below 1, got 1"):
         ChannelDropout(1, 2, {}, 0)

@@ -4,9 +4,7 @@ import pickle
 from collections import Counter
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,72 +32,72 @@ TWO_CLASSES = np.array([[1, 1, 1], [2, 5, 5]])
 ROWS = np.array([[0, 1, 1], [0, 5, 5], [1, 2, 3], [1, 2, 4], [1, 2, 5], [3, 6, 6]])
 
 
-def entry_of_shape(shape: tuple[int, ...] = (8, 8)) -> Any:
+def entry_of_shape(shape=(8, 8)):
     rows = np.array([[1, 2, 2], [2, 6, 6]])
     return SimpleNamespace(label=np.zeros(shape, np.uint8), foreground=rows)
 
 
-def test_cases_come_in_rounds_and_patches_lie_anywhere() -> None:
+def test_cases_come_in_rounds_and_patches_lie_anywhere():
     sampler = Sampler(training_cases(cases_of(IDS), (2, 2)))
     assert Counter(sampler.case_index(0, n) for n in range(40)) == dict.fromkeys(range(4), 10)
     corners = {tuple(sampler.corner(0, n, entry_of_shape()).tolist()) for n in range(600)}
     assert corners == {(x, y) for x in range(7) for y in range(7)}
 
 
-def test_cases_come_by_weights_that_differ() -> None:
+def test_cases_come_by_weights_that_differ():
     sampler = Sampler(training_cases(cases_of(IDS, [1, 1, 1, 5]), (2, 2)))
     assert Counter(sampler.case_index(0, n) for n in range(800))[3] == pytest.approx(500, abs=30)
     assert Sampler(training_cases(cases_of(IDS, [2, 2, 2, 2]))).weights is None
 
 
-def test_slices_are_boxes_of_one_voxel() -> None:
+def test_slices_are_boxes_of_one_voxel():
     sampler = Sampler(training_cases(cases_of(IDS), (3, 2), slice_axis=1))
     assert sampler.box == (3, 1, 2)
 
 
-def test_a_subclass_sets_the_share_of_foreground_and_centres_on_annotated_classes() -> None:
+def test_a_subclass_sets_the_share_of_foreground_and_centres_on_annotated_classes():
     cases = [replace(case, annotated=(2,)) if case.id == "b" else case for case in cases_of(IDS)]
     sampler = Sampler(training_cases(cases, (1, 1)))
     sampler.foreground_share = 1.0
-    drawn: dict[int, set[tuple[int, ...]]] = {}
+    drawn = {}
     for n in range(80):
         corner = tuple(sampler.corner(0, n, entry_of_shape()).tolist())
         drawn.setdefault(sampler.case_index(0, n), set()).add(corner)
     assert drawn[1] == {(6, 6)} and drawn[0] == {(2, 2), (6, 6)}
 
 
-def test_a_worker_gets_no_cases() -> None:
+def test_a_worker_gets_no_cases():
     """100,000 cases in each worker would cost memory: their reference counts change."""
     sampler = Sampler(training_cases(cases_of(IDS, [1, 2, 3, 4]), (2, 2)))
     assert b"Case" not in pickle.dumps(sampler).replace(b"CaseRounds", b"")
 
 
 @pytest.mark.parametrize("share", [-0.1, 2, float("nan")])
-def test_a_share_lies_between_0_and_1(share: float) -> None:
+def test_a_share_lies_between_0_and_1(share):
     with pytest.raises(ValueError, match=f"foreground_share must lie between 0 and 1, got {share}"):
         ForegroundSampler(ALIKE, share)
     assert ForegroundSampler(ALIKE, 1).foreground_share == 1
 
 
-def centred_entry() -> Any:
+def centred_entry():
     return SimpleNamespace(label=np.zeros((9, 9), np.uint8), foreground=np.array([[1, 4, 4]]))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.33, 1.0])
-def test_the_share_is_centred_on_foreground(share: float) -> None:
+def test_the_share_is_centred_on_foreground(share):
     sampler = ForegroundSampler(ALIKE, share)
     centred = sum((sampler.corner(0, n, centred_entry()) == 4).all() for n in range(400)) / 400
     assert centred == pytest.approx(share, abs=0.06)
 
 
-def test_cases_are_those_of_any_sampler() -> None:
+def test_cases_are_those_of_any_sampler():
     for cases in (ALIKE, WEIGHTED):
         samplers = [Sampler(cases), ForegroundSampler(cases, 0.5)]
         drawn = [[sampler.case_index(1, n) for n in range(30)] for sampler in samplers]
         assert drawn[0] == drawn[1]
 
 
-def test_weights_contradict_what_was_asked_for() -> None:
+def test_weights_contradict_what_was_asked_for():
     with pytest.raises(ValueError, match="by_weight=true needs case weights that differ, but all 3 cases"):
         ForegroundSampler(ALIKE, 0.3, by_weight=True)
     with pytest.raises(ValueError, match=r"by_weight=false draws each .* have weights from 1 to 2\.5"):
@@ -110,11 +108,11 @@ def test_weights_contradict_what_was_asked_for() -> None:
         ForegroundSampler(ALIKE, 3)
 
 
-def two_class_entry(rows: np.ndarray = TWO_CLASSES) -> Any:
+def two_class_entry(rows=TWO_CLASSES):
     return SimpleNamespace(label=np.zeros((9, 9), np.uint8), foreground=rows)
 
 
-def test_patches_draw_the_class_then_a_case_then_a_voxel() -> None:
+def test_patches_draw_the_class_then_a_case_then_a_voxel():
     cases = training_cases(cases_of(IDS, [1, 1, 3, 1]), (1, 1), class_indices=[[0, 1, 2], [3], []])
     sampler = BalancedPatchSampler(cases, 0.5)
     draws = [sampler.draw(0, n) for n in range(800)]
@@ -129,7 +127,7 @@ def test_patches_draw_the_class_then_a_case_then_a_voxel() -> None:
         assert label_value is None or corner == {1: (1, 1), 2: (5, 5)}[label_value]
 
 
-def test_other_patches_lie_anywhere() -> None:
+def test_other_patches_lie_anywhere():
     cases = training_cases(cases_of(IDS), (1, 1), class_indices=[[0], [1]])
     sampler = BalancedPatchSampler(cases, 0.0)
     corners = {tuple(sampler.corner(0, n, two_class_entry()).tolist()) for n in range(300)}
@@ -137,7 +135,7 @@ def test_other_patches_lie_anywhere() -> None:
     assert Counter(sampler.case_index(0, n) for n in range(40)) == dict.fromkeys(range(4), 10)
 
 
-def test_without_any_foreground_it_is_the_foreground_sampler() -> None:
+def test_without_any_foreground_it_is_the_foreground_sampler():
     cases = training_cases(cases_of(IDS), (2, 2), class_indices=[[], []])
     samplers = [BalancedPatchSampler(cases, 0.5), ForegroundSampler(cases, 0.5)]
     for n in range(20):
@@ -145,14 +143,14 @@ def test_without_any_foreground_it_is_the_foreground_sampler() -> None:
         assert first == second
 
 
-def test_the_kind_of_cases_decides() -> None:
+def test_the_kind_of_cases_decides():
     assert isinstance(balanced(training_cases(cases_of(IDS), (2, 2)), 0.3), BalancedPatchSampler)
     assert isinstance(balanced(training_cases(cases_of(IDS)), 0.3), samples.BalancedImageSampler)
     with pytest.raises(ValueError, match="foreground_share must lie between 0 and 1, got 2"):
         balanced(training_cases(cases_of(IDS), (2, 2)), 2)
 
 
-def test_a_class_is_drawn_where_it_is_annotated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_is_drawn_where_it_is_annotated(tmp_path, caplog):
     dataset = tiny(tmp_path)
     label = label_array(2)
     save(dataset.cases[2].files[1], label * (label != 2))  # nothing of class 2 in the last case
@@ -165,14 +163,14 @@ def test_a_class_is_drawn_where_it_is_annotated(tmp_path: Path, caplog: pytest.L
     assert "balanced sampling: no training case has a voxel of small" in caplog.text
 
 
-def test_each_round_has_each_index_once_in_a_new_order() -> None:
+def test_each_round_has_each_index_once_in_a_new_order():
     rounds = CaseRounds(7)
     orders = [tuple(rounds.index(3, 7 * turn + n) for n in range(7)) for turn in range(20)]
     assert all(sorted(order) == list(range(7)) for order in orders)
     assert len(set(orders)) > 15
 
 
-def test_elements_depend_on_seed_and_number_alone() -> None:
+def test_elements_depend_on_seed_and_number_alone():
     forwards, backwards = CaseRounds(5), CaseRounds(5)
     pairs = [(seed, number) for seed in (0, 1) for number in range(30)]
     expected = {pair: forwards.index(*pair) for pair in pairs}
@@ -180,15 +178,15 @@ def test_elements_depend_on_seed_and_number_alone() -> None:
     assert any(expected[0, number] != expected[1, number] for number in range(30))
 
 
-def test_each_class_has_a_sequence_of_its_own() -> None:
+def test_each_class_has_a_sequence_of_its_own():
     sequences = [CaseRounds(6, class_number=number) for number in (None, 1, 2)]
     assert len({tuple(rounds.index(0, n) for n in range(24)) for rounds in sequences}) == 3
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1, 2.5, 4.5], [0.2, 0.2, 9.6], [3.0, 1.0]])
-def test_a_round_has_each_index_by_weight_to_within_one(weights: list[float]) -> None:
+def test_a_round_has_each_index_by_weight_to_within_one(weights):
     count, shares = len(weights), np.array(weights) / sum(weights)
-    total: Counter[int] = Counter()
+    total = Counter()
     for seed in range(300):
         rounds = CaseRounds(count, np.array(weights))
         drawn = Counter(rounds.index(seed, number) for number in range(count))
@@ -198,18 +196,18 @@ def test_a_round_has_each_index_by_weight_to_within_one(weights: list[float]) ->
         assert total[index] / (300 * count) == pytest.approx(share, abs=0.03)
 
 
-def entry(rows: np.ndarray, shape: tuple[int, ...] = (9, 9)) -> Any:
+def entry(rows, shape=(9, 9)):
     return SimpleNamespace(label=np.zeros(shape, np.uint8), foreground=rows)
 
 
-def slow_corners(image_size: int, patch_size: int) -> list[int]:
+def slow_corners(image_size, patch_size):
     """All corners of patches inside the image; the one that pads both sides where the image is smaller."""
     inside = [corner for corner in range(image_size) if corner + patch_size <= image_size]
     padding = patch_size - image_size
     return inside or [-((padding + 1) // 2)]
 
 
-def test_every_corner_inside_is_drawn() -> None:
+def test_every_corner_inside_is_drawn():
     rng = np.random.default_rng(0)
     image_shape, box = (5, 4, 3), (3, 4, 6)
     unlabelled = entry(ROWS[:0], image_shape)
@@ -219,7 +217,7 @@ def test_every_corner_inside_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("box", [(1,), (3,), (4,), (7,), (10,)])
-def test_a_voxel_is_as_central_as_the_image_allows(box: tuple[int]) -> None:
+def test_a_voxel_is_as_central_as_the_image_allows(box):
     image_shape = (7,)
     for voxel in range(7):
         (corner,) = corner_around((voxel,), image_shape, box)
@@ -227,14 +225,14 @@ def test_a_voxel_is_as_central_as_the_image_allows(box: tuple[int]) -> None:
         assert corner == min(allowed, key=lambda first: abs(first + box[0] // 2 - voxel))
 
 
-def test_a_random_voxel_is_of_a_random_class() -> None:
+def test_a_random_voxel_is_of_a_random_class():
     rng = np.random.default_rng(0)
     drawn = Counter(tuple(foreground_voxel(ROWS[2:], rng).tolist()) for _ in range(600))
     assert 260 < drawn[6, 6] < 340  # one voxel of class 3 as often as three of class 1
     assert all(70 < drawn[2, y] < 130 for y in (3, 4, 5))
 
 
-def test_labelled_voxels_are_apart_from_the_foreground() -> None:
+def test_labelled_voxels_are_apart_from_the_foreground():
     rng = np.random.default_rng(4)
     labelled = {tuple(foreground_corner(rng, entry(ROWS), (1, 1), 0.0).tolist()) for _ in range(60)}
     assert labelled == {(1, 1), (5, 5)}
@@ -243,7 +241,7 @@ def test_labelled_voxels_are_apart_from_the_foreground() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_a_share_of_patches_is_centred_on_foreground(share: float) -> None:
+def test_a_share_of_patches_is_centred_on_foreground(share):
     rng = np.random.default_rng(1)
     corners = [tuple(foreground_corner(rng, entry(ROWS[2:]), (1, 1), share).tolist()) for _ in range(500)]
     on_foreground = sum(corner in {(2, 3), (2, 4), (2, 5), (6, 6)} for corner in corners) / 500
@@ -251,13 +249,13 @@ def test_a_share_of_patches_is_centred_on_foreground(share: float) -> None:
     assert on_foreground == pytest.approx(share + (1 - share) * by_chance, abs=0.06)
 
 
-def test_with_a_value_to_ignore_all_patches_are_centred_on_labelled_voxels() -> None:
+def test_with_a_value_to_ignore_all_patches_are_centred_on_labelled_voxels():
     rng = np.random.default_rng(2)
     corners = {tuple(foreground_corner(rng, entry(ROWS), (1, 1), 0.5).tolist()) for _ in range(200)}
     assert corners == {(1, 1), (5, 5), (2, 3), (2, 4), (2, 5), (6, 6)}
 
 
-def test_only_the_given_classes_are_centred_on() -> None:
+def test_only_the_given_classes_are_centred_on():
     rng = np.random.default_rng(3)
     rows = ROWS[2:]
     drawn = {tuple(foreground_corner(rng, entry(rows), (1, 1), 1.0, [3]).tolist()) for _ in range(20)}

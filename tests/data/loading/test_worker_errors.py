@@ -20,12 +20,11 @@ from threadpoolctl import threadpool_limits
 
 from medconv.data.loading import loader as loader_module
 from medconv.data.loading import worker_errors
-from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.utils.exit_codes import USER
 
 
-def end_by(name: str) -> None:
+def end_by(name):
     """End this worker by a signal, without the traceback of a crash that pytest would print."""
     faulthandler.disable()
     os.kill(os.getpid(), getattr(signal, name))
@@ -64,7 +63,7 @@ class FailingRead(Failing):
         return (16, 16, 12)
 
 
-def module(folder: Path, augment: Any, workers: int) -> DataModule:
+def module(folder, augment, workers):
     dataset = tiny_dataset(folder / "data", 3)
     store = fill_store(dataset, preprocessing_config(), folder / "cache", 1)
     settings = {"batch_size": 2, "samples_per_epoch": 8, "num_workers": workers}
@@ -75,9 +74,7 @@ def module(folder: Path, augment: Any, workers: int) -> DataModule:
 @pytest.mark.parametrize(
     ("how", "kind"), [("ValueError", ValueError), ("TypeError", RuntimeError), ("MemoryError", ValueError)]
 )
-def test_error_in_augmentation_names_sample_and_case(
-    tmp_path: Path, workers: int, how: str, kind: type
-) -> None:
+def test_error_in_augmentation_names_sample_and_case(tmp_path, workers, how, kind):
     """A ValueError remains one, as the user's error; other exceptions are bugs."""
     loader = module(tmp_path, Failing(5, how), workers).train_dataloader()
     case = loader.dataset.dataset.case_of(5)
@@ -97,8 +94,8 @@ def test_error_in_augmentation_names_sample_and_case(
     assert "Traceback (most recent call last)" in cause and "in __call__\n    raise kinds[self.how]" in cause
 
 
-def test_error_of_a_batch_names_its_first_sample_if_none_fails_alone(tmp_path: Path) -> None:
-    def fail_together(batch: dict[str, Any]) -> dict[str, Any]:
+def test_error_of_a_batch_names_its_first_sample_if_none_fails_alone(tmp_path):
+    def fail_together(batch):
         if len(batch["sample"]) > 1 and 4 in batch["sample"].tolist():
             raise ValueError("too many")
         return batch
@@ -108,7 +105,7 @@ def test_error_of_a_batch_names_its_first_sample_if_none_fails_alone(tmp_path: P
         list(loader)
 
 
-def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> tuple[int | None, str]:
+def command(dataset, folder, how, kind="Failing"):
     """Exit code and standard error of a run with two workers, one of which fails at sample 5."""
     augment = [
         f"augmentation._target_=tests.data.loading.test_worker_errors.{kind}",
@@ -120,7 +117,7 @@ def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> tup
     return ended.codes[0], ended.stderr[0]
 
 
-def test_user_error_is_one_message_and_its_traceback_is_in_the_log(dataset: Path, tmp_path: Path) -> None:
+def test_user_error_is_one_message_and_its_traceback_is_in_the_log(dataset, tmp_path):
     code, stderr = command(dataset, tmp_path / "run", "ValueError")
     assert code == USER, stderr
     lines = [line for line in stderr.splitlines() if not line.startswith("warning")]
@@ -130,7 +127,7 @@ def test_user_error_is_one_message_and_its_traceback_is_in_the_log(dataset: Path
     assert "ValueError: the rotation went wrong" in log and "in __call__" in log and "Traceback" in log
 
 
-def test_killed_worker_is_one_message_with_its_case_and_advice(dataset: Path, tmp_path: Path) -> None:
+def test_killed_worker_is_one_message_with_its_case_and_advice(dataset, tmp_path):
     """Killed by the signal of the out-of-memory killer, while it reads."""
     code, stderr = command(dataset, tmp_path / "run", "SIGKILL", "FailingRead")
     assert code == USER, stderr
@@ -152,9 +149,7 @@ def test_killed_worker_is_one_message_with_its_case_and_advice(dataset: Path, tm
         (FailingRead, "SIGSEGV", "SIGSEGV"),
     ],
 )
-def test_advice_names_the_end_and_the_task_of_a_dead_worker(
-    tmp_path: Path, kind: type[Failing], how: str, ended_by: str
-) -> None:
+def test_advice_names_the_end_and_the_task_of_a_dead_worker(tmp_path, kind, how, ended_by):
     augment = kind(5, how) if kind is Failing else Small(5, how)
     data = module(tmp_path, augment, 2)
     loader = data.train_dataloader()
@@ -184,7 +179,7 @@ class EndingWhileSent:
         return end_soon, (os.getpid(),)
 
 
-def end_soon(pid: int) -> None:
+def end_soon(pid):
     threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()
     raise ConnectionResetError
 
@@ -194,9 +189,7 @@ class Ending:
         return batch if 0 in batch["sample"].tolist() else {**batch, "image": EndingWhileSent()}
 
 
-def test_a_worker_that_ends_while_it_sends_a_batch_is_named_without_torchs_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_ends_while_it_sends_a_batch_is_named_without_torchs_signal(tmp_path, monkeypatch):
     """The signal comes late on a busy machine, and its error is lost where Python ignores exceptions."""
     monkeypatch.setattr(loader_module, "_DEATH_SECONDS", PATIENCE_S)
     loader = module(tmp_path, Ending(), 1).train_dataloader()
@@ -221,7 +214,7 @@ class FullSharedMemory:
 
 
 @pytest.mark.parametrize(("number", "is_memory"), [(24, False), (28, True), (12, True)])
-def test_torchs_error_of_shared_memory_is_told_by_its_number(number: int, is_memory: bool) -> None:
+def test_torchs_error_of_shared_memory_is_told_by_its_number(number, is_memory):
     text = f"unable to open shared memory object </torch_1_2> in read-write mode: any words ({number})"
     error = worker_errors.WorkerError.unsent(RuntimeError(text))
     assert (error.kind is worker_errors.SharedMemoryFullError) == is_memory
@@ -240,16 +233,14 @@ class Unsendable:
         (Unsendable(), RuntimeError, "a loader worker cannot send its batch: .*lambda"),
     ],
 )
-def test_a_batch_that_cannot_be_sent_is_an_error(
-    tmp_path: Path, augment: Any, kind: type[Exception], message: str
-) -> None:
+def test_a_batch_that_cannot_be_sent_is_an_error(tmp_path, augment, kind, message):
     loader = module(tmp_path, augment, 1).train_dataloader()
     with pytest.raises(kind, match=message):
         list(loader)
     loader._iterator._shutdown_workers()
 
 
-def test_workers_ignore_sigterm(tmp_path: Path) -> None:
+def test_workers_ignore_sigterm(tmp_path):
     """A cluster sends it to all processes of a job, and the run still needs its workers."""
     loader = module(tmp_path, Failing(5, "SIGTERM"), 2).train_dataloader()
     assert [n for batch in loader for n in batch["sample"].tolist()] == list(range(8))
@@ -270,7 +261,7 @@ class CountingThreads:
         return batch
 
 
-def test_threads_of_a_worker_block_sigterm(tmp_path: Path) -> None:
+def test_threads_of_a_worker_block_sigterm(tmp_path):
     """All but the one that waits for it: /proc shows a signal as not blocked while `sigtimedwait` runs."""
     counts = tmp_path / "counts"
     counts.mkdir()
@@ -289,7 +280,7 @@ def test_threads_of_a_worker_block_sigterm(tmp_path: Path) -> None:
         ("mat1 and mat2 shapes cannot be multiplied", None),
     ],
 )
-def test_ended_worker_reads_the_errors_of_torch(message: str, ended: tuple[int, str] | None) -> None:
+def test_ended_worker_reads_the_errors_of_torch(message, ended):
     assert worker_errors.ended_worker(RuntimeError(message)) == ended
     outer = RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly")
     outer.__cause__ = RuntimeError("DataLoader worker (pid 12) is killed by signal: Bus error. ")
@@ -299,5 +290,5 @@ def test_ended_worker_reads_the_errors_of_torch(message: str, ended: tuple[int, 
     assert worker_errors.ended_worker(outer) == (12, "SIGKILL")
 
 
-def test_a_worker_that_belongs_to_no_dataset_has_no_task() -> None:
+def test_a_worker_that_belongs_to_no_dataset_has_no_task():
     assert worker_errors.description(1, "SIGSEGV") == "loader worker 1 was ended by SIGSEGV"

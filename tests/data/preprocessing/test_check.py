@@ -38,30 +38,30 @@ Make = Callable[[Path, Path], object]  # damages a case, given the paths of its 
 FILE = "examined.jsonl"
 
 
-def with_value(array: np.ndarray, value: float, count: int = 1) -> np.ndarray:
+def with_value(array, value, count=1):
     changed = array.astype(np.float32)
     changed.flat[:count] = value
     return changed
 
 
-def image_voxels(array: np.ndarray) -> Make:
+def image_voxels(array):
     return lambda image, label: save(image, array)
 
 
-def label_voxels(array: np.ndarray, affine: np.ndarray = AFFINE) -> Make:
+def label_voxels(array, affine=AFFINE):
     return lambda image, label: save(label, array, affine)
 
 
-def image_header(**fields: object) -> Make:
+def image_header(**fields):
     return lambda image, label: save_raw(image, set_fields(**fields))
 
 
-def label_header(**fields: object) -> Make:
+def label_header(**fields):
     return lambda image, label: save_raw(label, set_fields(**fields), label_array(0))
 
 
 # How to damage the files of a case, which file is then named, and a pattern of the message
-FAULTS: dict[str, tuple[Make, str, str]] = {
+FAULTS = {
     "image_cut": (lambda i, m: truncate(i), "image", "damaged or truncated"),
     "label_cut": (lambda i, m: truncate(m), "label", "damaged or truncated|not a readable NIfTI"),
     "image_empty": (lambda i, m: i.write_bytes(b""), "image", r"empty \(0 bytes\)"),
@@ -165,7 +165,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
 GOOD = ("good_a", "good_b")
 
 
-def write_faulty(root: Path, names: tuple[str, ...]) -> Dataset:
+def write_faulty(root, names):
     cases = []
     for name in names:
         image = save(root / "imagesTr" / f"{name}.nii.gz", image_array(0))
@@ -177,7 +177,7 @@ def write_faulty(root: Path, names: tuple[str, ...]) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def error_report(tmp_path_factory: pytest.TempPathFactory) -> str:
+def error_report(tmp_path_factory):
     """The error of `check` for a dataset with every fault, in a folder with spaces and non-ASCII letters."""
     dataset = write_faulty(tmp_path_factory.mktemp("data") / "Größe 患者", (GOOD[0], *FAULTS, GOOD[1]))
     with pytest.raises(ValueError) as error:
@@ -186,21 +186,21 @@ def error_report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_is_named_with_case_and_file(error_report: str, fault: str) -> None:
+def test_every_fault_is_named_with_case_and_file(error_report, fault):
     _, file, message = FAULTS[fault]
     (line,) = [line for line in error_report.splitlines() if line.startswith(f"  case {fault}: ")]
     folder = {"image": "imagesTr", "label": "labelsTr"}[file]
     assert re.search(rf"Größe 患者/{folder}/{fault}\.nii\.gz: .*({message})", line), line
 
 
-def test_all_faults_are_reported_at_once(error_report: str) -> None:
+def test_all_faults_are_reported_at_once(error_report):
     first, *lines = error_report.splitlines()
     assert first == f"dataset Faulty: {len(FAULTS)} errors in {len(FAULTS) + 2} cases"
     assert len(lines) == len(FAULTS)
     assert "good" not in error_report
 
 
-def test_a_label_without_permission_is_a_fault(open_folder: Path) -> None:
+def test_a_label_without_permission_is_a_fault(open_folder):
     dataset = write_faulty(open_folder, GOOD)
     assert dataset.cases[0].label is not None
     dataset.cases[0].label.chmod(0)
@@ -209,7 +209,7 @@ def test_a_label_without_permission_is_a_fault(open_folder: Path) -> None:
     assert re.search(message, error), error
 
 
-def test_all_faults_of_a_case_are_listed(tmp_path: Path) -> None:
+def test_all_faults_of_a_case_are_listed(tmp_path):
     dataset = write_faulty(tmp_path, ("case",))
     image, label = dataset.cases[0].files
     save(image, np.stack([with_value(image_array(0), np.nan)] * 2, axis=-1))
@@ -221,7 +221,7 @@ def test_all_faults_of_a_case_are_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_channels_on_different_grids_are_a_fault(tmp_path: Path) -> None:
+def test_channels_on_different_grids_are_a_fault(tmp_path):
     dataset = auto(write_nnunet(tmp_path, 1))
     save(dataset.cases[0].images[1], image_array(0), AFFINE @ np.diag([1, 1, 1.5, 1]))
     message = r"case case_0: .*case_0_0001\.nii\.gz: its affine .*case_0_0000\.nii\.gz"
@@ -229,14 +229,14 @@ def test_channels_on_different_grids_are_a_fault(tmp_path: Path) -> None:
         check(dataset, 1)
 
 
-def test_a_case_without_a_label_is_a_fault(tmp_path: Path) -> None:
+def test_a_case_without_a_label_is_a_fault(tmp_path):
     image = save(tmp_path / "a.nii.gz", image_array(0))
     dataset = Dataset("x", (Case("a", (image,)),), ("background", "one"), ("MRI",))
     with pytest.raises(ValueError, match="case a: has no label, but training needs one"):
         check(dataset, 1)
 
 
-def test_a_slice_among_volumes_is_a_fault(tmp_path: Path) -> None:
+def test_a_slice_among_volumes_is_a_fault(tmp_path):
     dataset = tiny(tmp_path)
     image, label = dataset.cases[1].files
     save(image, image_array(0)[..., :1])
@@ -246,7 +246,7 @@ def test_a_slice_among_volumes_is_a_fault(tmp_path: Path) -> None:
         check(dataset, 1)
 
 
-def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
+def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path):
     dataset = tiny(tmp_path, shape=(12, 14, 1))
     truncate(dataset.cases[2].images[0])
     with pytest.raises(ValueError, match=r"1 error in 3 cases\n  case case_2: ") as error:
@@ -254,7 +254,7 @@ def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
     assert "one slice only" not in str(error.value)
 
 
-def test_good_datasets_have_neither_faults_nor_warnings(tmp_path: Path) -> None:
+def test_good_datasets_have_neither_faults_nor_warnings(tmp_path):
     volumes, channels = write_msd(tmp_path / "a"), write_nnunet(tmp_path / "b")
     slices = write_msd(tmp_path / "c", shape=(12, 14, 1))
     for root in (volumes, channels):
@@ -264,14 +264,14 @@ def test_good_datasets_have_neither_faults_nor_warnings(tmp_path: Path) -> None:
     ]
 
 
-def test_a_class_in_no_label_map_is_a_warning(tmp_path: Path) -> None:
+def test_a_class_in_no_label_map_is_a_warning(tmp_path):
     root = edit_json(write_msd(tmp_path), labels={"0": "background", "1": "a", "2": "b", "3": "c"})
     assert check(auto(root), 1).warnings == [
         "no label map has a voxel of c, which nothing can be learned about"
     ]
 
 
-def test_label_without_foreground_is_a_warning(tmp_path: Path) -> None:
+def test_label_without_foreground_is_a_warning(tmp_path):
     dataset = tiny(tmp_path)
     path = save(dataset.cases[1].files[-1], np.zeros(SHAPE, np.uint8))
     fingerprint, warnings, _ = check(dataset, 1)
@@ -279,13 +279,13 @@ def test_label_without_foreground_is_a_warning(tmp_path: Path) -> None:
     assert fingerprint.class_voxels[1] == (np.prod(SHAPE), 0, 0)
 
 
-def test_label_without_background_is_a_warning(tmp_path: Path) -> None:
+def test_label_without_background_is_a_warning(tmp_path):
     dataset = tiny(tmp_path)
     path = save(dataset.cases[1].files[-1], np.ones(SHAPE, np.uint8))
     assert check(dataset, 1).warnings == [f"case case_1: {path}: no background, every voxel is foreground"]
 
 
-def test_an_image_that_is_its_label_map_is_a_warning(tmp_path: Path) -> None:
+def test_an_image_that_is_its_label_map_is_a_warning(tmp_path):
     dataset = tiny(tmp_path)
     case = dataset.cases[1]
     assert case.label is not None
@@ -298,7 +298,7 @@ def test_an_image_that_is_its_label_map_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 5])
-def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
+def test_constant_image_is_a_warning(tmp_path, value):
     dataset = tiny(tmp_path)
     path = save(dataset.cases[2].images[0], np.full(SHAPE, value, np.float32))
     fingerprint, warnings, _ = check(dataset, 1)
@@ -307,7 +307,7 @@ def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 14, 10), (12, 1, 10)])
-def test_one_slice_along_another_axis_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_one_slice_along_another_axis_is_an_error(tmp_path, shape):
     dataset = tiny(tmp_path)
     path = save(dataset.cases[2].images[0], image_array(2, shape))
     save(dataset.cases[2].label, label_array(2, shape))
@@ -315,7 +315,7 @@ def test_one_slice_along_another_axis_is_an_error(tmp_path: Path, shape: tuple[i
     assert check(dataset, 1, skip=True).errors == {"case_2": [error + "along the third axis"]}
 
 
-def two_forms(path: Path, qform: np.ndarray, seed: int) -> Path:
+def two_forms(path, qform, seed):
     image = nib.Nifti1Image(image_array(seed), AFFINE)
     image.set_sform(AFFINE, code=1)
     image.set_qform(qform, code=1)
@@ -323,7 +323,7 @@ def two_forms(path: Path, qform: np.ndarray, seed: int) -> Path:
     return path
 
 
-def test_sform_and_qform_that_disagree_are_a_warning(tmp_path: Path) -> None:
+def test_sform_and_qform_that_disagree_are_a_warning(tmp_path):
     dataset = tiny(tmp_path)
     qform = AFFINE.copy()
     qform[1, 3] = 3
@@ -333,14 +333,14 @@ def test_sform_and_qform_that_disagree_are_a_warning(tmp_path: Path) -> None:
     assert warnings == [f"case case_0: {path}: sform and qform differ by 2 voxels; the sform is used"]
 
 
-def test_qform_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
+def test_qform_that_cannot_be_read_is_a_warning(tmp_path):
     dataset = tiny(tmp_path)
     path = save_raw(dataset.cases[0].images[0], set_fields(sform_code=1, qform_code=1, quatern_b=5))
     _, (warning,), _ = check(dataset, 1)
     assert warning.startswith(f"case case_0: {path}: its qform cannot be read")
 
 
-def test_oblique_files_agree_in_spite_of_single_precision(tmp_path: Path) -> None:
+def test_oblique_files_agree_in_spite_of_single_precision(tmp_path):
     """NIfTI stores the affine in float32; a label written from the image's is the same grid."""
     affine = np.eye(4)
     affine[:3, :3] = rotation((20, -35, 10)) @ np.diag([0.7, 0.7, 3.3])
@@ -348,7 +348,7 @@ def test_oblique_files_agree_in_spite_of_single_precision(tmp_path: Path) -> Non
     check(tiny(tmp_path, 2, affine=affine), 1)
 
 
-def test_a_volume_among_slices_is_a_fault(tmp_path: Path) -> None:
+def test_a_volume_among_slices_is_a_fault(tmp_path):
     root = write_msd(tmp_path / "data", 4, shape=SHAPE[:2], affine=AFFINE)
     save(root / "imagesTr/case_2.nii.gz", image_array(2))
     save(root / "labelsTr/case_2.nii.gz", label_array(2))
@@ -359,16 +359,16 @@ def test_a_volume_among_slices_is_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
+def dataset(tmp_path):
     return msd(write_dataset(tmp_path / "data"))
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def read(monkeypatch):
     """The cases whose files were read."""
-    names: list[str] = []
+    names = []
 
-    def noted(case: Case, dataset: Dataset) -> CaseReport:
+    def noted(case, dataset):
         names.append(case.id)
         return examine(case, dataset)
 
@@ -376,12 +376,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def examine_all(dataset: Dataset, folder: Path) -> list[CaseReport]:
+def examine_all(dataset, folder):
     memory = Examined(dataset, folder)
     return [memory.examine(case) for case in dataset.cases]
 
 
-def assert_same(reports: list[CaseReport], expected: list[CaseReport]) -> None:
+def assert_same(reports, expected):
     for report, other in zip(reports, expected, strict=True):
         for field in fields(CaseReport):
             values = getattr(report, field.name), getattr(other, field.name)
@@ -389,9 +389,7 @@ def assert_same(reports: list[CaseReport], expected: list[CaseReport]) -> None:
             np.testing.assert_array_equal(*values)
 
 
-def test_a_second_check_reads_nothing_and_says_the_same(
-    dataset: Dataset, tmp_path: Path, read: list[str]
-) -> None:
+def test_a_second_check_reads_nothing_and_says_the_same(dataset, tmp_path, read):
     first = examine_all(dataset, tmp_path)
     ids = [case.id for case in dataset.cases]
     assert read == ids
@@ -400,9 +398,7 @@ def test_a_second_check_reads_nothing_and_says_the_same(
     assert_same(first, [examine(case, dataset) for case in dataset.cases])
 
 
-def test_changed_files_and_other_classes_are_read_again(
-    dataset: Dataset, tmp_path: Path, read: list[str]
-) -> None:
+def test_changed_files_and_other_classes_are_read_again(dataset, tmp_path, read):
     examine_all(dataset, tmp_path)
     read.clear()
     changed = dataset.cases[2]
@@ -416,7 +412,7 @@ def test_changed_files_and_other_classes_are_read_again(
     assert len(read) == 1 + len(dataset.cases)
 
 
-def test_cases_with_errors_are_read_again(dataset: Dataset, tmp_path: Path, read: list[str]) -> None:
+def test_cases_with_errors_are_read_again(dataset, tmp_path, read):
     broken = dataset.cases[1]
     broken.images[0].write_bytes(b"damaged")
     for _ in range(2):
@@ -425,7 +421,7 @@ def test_cases_with_errors_are_read_again(dataset: Dataset, tmp_path: Path, read
     assert read == [*(case.id for case in dataset.cases), broken.id]
 
 
-def test_a_stopped_check_goes_on(dataset: Dataset, tmp_path: Path, read: list[str]) -> None:
+def test_a_stopped_check_goes_on(dataset, tmp_path, read):
     """Its last line was cut; what is no line of ours is left out."""
     expected = examine_all(dataset, tmp_path)
     lines = (tmp_path / FILE).read_bytes().split(b"\n")[1:]
@@ -439,9 +435,7 @@ def test_a_stopped_check_goes_on(dataset: Dataset, tmp_path: Path, read: list[st
     assert read == []
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(
-    dataset: Dataset, tmp_path: Path, read: list[str]
-) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(dataset, tmp_path, read):
     (tmp_path / "file").touch()
     for _ in range(2):
         examine_all(dataset, tmp_path / "file")

@@ -1,7 +1,5 @@
 """medconv/data/preprocessing/compressed.py: a compressed store gives what a plain one gives."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,7 @@ IMAGES = {
 }
 
 
-def stored(folder: Path, kind: str) -> tuple[Entry, Entry]:
+def stored(folder, kind):
     """An entry with probabilities, and what a compressed store reads of it."""
     shape, slice_axis = IMAGES[kind]
     rng = np.random.default_rng(0)
@@ -52,7 +50,7 @@ def stored(folder: Path, kind: str) -> tuple[Entry, Entry]:
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_patches_and_whole_arrays_are_those_that_were_written(tmp_path: Path, kind: str) -> None:
+def test_patches_and_whole_arrays_are_those_that_were_written(tmp_path, kind):
     entry, compressed = stored(tmp_path, kind)
     size = np.minimum(24, entry.label.shape)
     corner = np.subtract(entry.label.shape, 20)  # beyond the end
@@ -72,7 +70,7 @@ def test_patches_and_whole_arrays_are_those_that_were_written(tmp_path: Path, ki
         assert torch.equal(pack(read_back, blocks), pack(plain, blocks))
 
 
-def test_the_store_of_a_dataset_is_complete_and_stands_apart(tmp_path: Path) -> None:
+def test_the_store_of_a_dataset_is_complete_and_stands_apart(tmp_path):
     dataset = tiny(tmp_path / "data")
     plain = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1, compresses=True)
@@ -88,17 +86,17 @@ def test_the_store_of_a_dataset_is_complete_and_stands_apart(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", [truncate, change_a_byte_unnoticed, Path.unlink])
-def test_a_damaged_file_is_found_and_written_again(tmp_path: Path, damage: object) -> None:
+def test_a_damaged_file_is_found_and_written_again(tmp_path, damage):
     dataset = tiny(tmp_path / "data")
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1, compresses=True)
-    damage(store.folder / "case_1.image.b2nd")  # type: ignore[operator]
+    damage(store.folder / "case_1.image.b2nd")
     with pytest.raises(ValueError, match=r"^case case_1: its prepared files .* cannot be read"):
         store.read("case_1", verify=True)
     fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1, compresses=True)
     assert_complete(store, dataset)
 
 
-def test_a_chunk_that_cannot_be_decompressed_names_its_file(tmp_path: Path) -> None:
+def test_a_chunk_that_cannot_be_decompressed_names_its_file(tmp_path):
     stored(tmp_path, "volume")
     path = tmp_path / "store/case_0.image.b2nd"
     content = bytearray(path.read_bytes())
@@ -108,7 +106,7 @@ def test_a_chunk_that_cannot_be_decompressed_names_its_file(tmp_path: Path) -> N
         np.array(Store(tmp_path / "store").read("case_0").image)
 
 
-def test_a_header_that_cannot_be_parsed_names_its_file(tmp_path: Path) -> None:
+def test_a_header_that_cannot_be_parsed_names_its_file(tmp_path):
     """A type that is damaged is a SyntaxError of the package."""
     stored(tmp_path, "volume")
     path = tmp_path / "store/case_0.image.b2nd"
@@ -119,7 +117,7 @@ def test_a_header_that_cannot_be_parsed_names_its_file(tmp_path: Path) -> None:
         Store(tmp_path / "store").read("case_0")
 
 
-def test_a_record_of_another_shape_is_an_error(tmp_path: Path) -> None:
+def test_a_record_of_another_shape_is_an_error(tmp_path):
     stored(tmp_path, "volume")
     store = Store(tmp_path / "store")
     record = store._record("case_0")
@@ -129,7 +127,7 @@ def test_a_record_of_another_shape_is_an_error(tmp_path: Path) -> None:
         store.read("case_0")
 
 
-def test_a_run_resumes_from_the_other_store_to_the_same_weights(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_from_the_other_store_to_the_same_weights(dataset, tmp_path):
     settings = [f"data.cache_dir={tmp_path / 'prepared'}", "data.num_workers=1"]
     train(dataset, tmp_path / "plain", *settings)
     stop = stopped(tmp_path / "stopped", number=int(signal.SIGTERM))

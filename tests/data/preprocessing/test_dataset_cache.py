@@ -4,10 +4,8 @@ import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from helpers.volumes import (
 )
 from helpers.waiting import PATIENCE_S
 
-from medconv.data.case import Case, Dataset
+from medconv.data.case import Dataset
 from medconv.data.datasets.dataset_json import msd, nnunet
 from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.dataset_cache import (
@@ -38,10 +36,10 @@ from medconv.data.preprocessing.dataset_cache import (
     make_entry,
 )
 from medconv.data.preprocessing.preprocess import preprocess_label
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.store import Store
 
 
-def test_cases_are_prepared_once(tmp_path: Path) -> None:
+def test_cases_are_prepared_once(tmp_path):
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = fill_store(dataset, preprocessing_config(), cache, 2)
     before = times(store)
@@ -52,7 +50,7 @@ def test_cases_are_prepared_once(tmp_path: Path) -> None:
     assert again.folder == store.folder and times(again) == before
 
 
-def test_adding_a_case_keeps_the_others(tmp_path: Path) -> None:
+def test_adding_a_case_keeps_the_others(tmp_path):
     dataset = tiny(tmp_path / "data", 3)
     two = Dataset(dataset.name, dataset.cases[:2], dataset.class_names, dataset.modalities)
     store = fill_store(two, preprocessing_config(), tmp_path / "cache", 1)
@@ -62,9 +60,9 @@ def test_adding_a_case_keeps_the_others(tmp_path: Path) -> None:
     assert_complete(store, dataset)
 
 
-def test_each_config_has_its_own_store(tmp_path: Path) -> None:
+def test_each_config_has_its_own_store(tmp_path):
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    settings: list[dict[str, Any]] = [{}, {"spacing_mm": (1, 1.5, 2.1)}, {"normalisation": "zscore"}]
+    settings = [{}, {"spacing_mm": (1, 1.5, 2.1)}, {"normalisation": "zscore"}]
     stores = [fill_store(dataset, preprocessing_config(**kwargs), cache, 1) for kwargs in settings]
     renamed = Dataset(dataset.name, dataset.cases, ("background", "one", "two"), dataset.modalities)
     stores.append(fill_store(renamed, preprocessing_config(), cache, 1))
@@ -74,11 +72,11 @@ def test_each_config_has_its_own_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["zscore", "ct", "dataset"])
-def test_a_changed_image_affects_other_cases_only_with_ct_and_dataset(tmp_path: Path, name: str) -> None:
+def test_a_changed_image_affects_other_cases_only_with_ct_and_dataset(tmp_path, name):
     """With these, each case depends on the intensities of all cases."""
     dataset = tiny(tmp_path / "data", 4)
 
-    def prepared() -> Store:
+    def prepared():
         measured, _ = cached_fingerprint(dataset, tmp_path / "cache", 1)
         config = replace(preprocessing_config(normalisation=name), intensities=measured.intensities)
         return fill_store(dataset, config, tmp_path / "cache", 1)
@@ -93,7 +91,7 @@ def test_a_changed_image_affects_other_cases_only_with_ct_and_dataset(tmp_path: 
         assert second.folder == first.folder and rewritten(second, before) == {"case_2"}
 
 
-def test_renamed_classes_do_not_change_the_labels(tmp_path: Path) -> None:
+def test_renamed_classes_do_not_change_the_labels(tmp_path):
     root = write_msd(tmp_path / "data", 1)
     dataset = msd(edit_json(root, labels={"0": "background", "1": "one", "2": "two", "3": "three"}))
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
@@ -111,9 +109,7 @@ def test_renamed_classes_do_not_change_the_labels(tmp_path: Path) -> None:
         lambda case: save(case.label, label_array(0)[:-1]),
     ],
 )
-def test_files_replaced_since_the_check_are_not_prepared(
-    tmp_path: Path, damage: Callable[[Case], object]
-) -> None:
+def test_files_replaced_since_the_check_are_not_prepared(tmp_path, damage):
     dataset = tiny(tmp_path / "data", 2)
     cached_fingerprint(dataset, tmp_path / "cache", 1)
     damage(dataset.cases[1])
@@ -123,17 +119,15 @@ def test_files_replaced_since_the_check_are_not_prepared(
     assert not store.has(dataset.cases[1])
 
 
-def test_prepare_names_a_damaged_file(tmp_path: Path) -> None:
+def test_prepare_names_a_damaged_file(tmp_path):
     dataset = tiny(tmp_path / "data")
     truncate(dataset.cases[1].images[0])
     with pytest.raises(ValueError, match=r"case_1\.nii\.gz: damaged or truncated"):
         fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
 
 
-def test_a_case_that_does_not_fit_into_memory_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def preprocess(*args: Any) -> Any:
+def test_a_case_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):
+    def preprocess(*args):
         raise MemoryError("Unable to allocate 29.5 GiB")
 
     monkeypatch.setattr(dataset_cache, "preprocess_image", preprocess)
@@ -144,7 +138,7 @@ def test_a_case_that_does_not_fit_into_memory_is_named(
 
 
 @pytest.mark.parametrize("content", ["", '{"sources": [[', "{}"])
-def test_records_cut_by_a_power_failure_are_written_again(tmp_path: Path, content: str) -> None:
+def test_records_cut_by_a_power_failure_are_written_again(tmp_path, content):
     dataset, folder = tiny(tmp_path / "data", 2), tmp_path / "cache"
     first = cached_fingerprint(dataset, folder, 1)
     store = fill_store(dataset, preprocessing_config(), folder, 1)
@@ -154,13 +148,13 @@ def test_records_cut_by_a_power_failure_are_written_again(tmp_path: Path, conten
     assert_complete(fill_store(dataset, preprocessing_config(), folder, 1), dataset)
 
 
-def test_a_complete_read_only_cache_is_used(tmp_path: Path) -> None:
+def test_a_complete_read_only_cache_is_used(tmp_path):
     dataset = tiny(tmp_path / "data", 2)
     measured, _ = cached_fingerprint(dataset, tmp_path / "cache", 1)
     config = replace(preprocessing_config(), intensities=measured.intensities)
     store = fill_store(dataset, config, tmp_path / "cache", 1)
 
-    def read() -> None:
+    def read():
         assert cached_fingerprint(dataset, tmp_path / "cache", 1)[0] == measured
         again = fill_store(dataset, config, tmp_path / "cache", 1)
         assert again.folder == store.folder and again.read("case_1").label.shape == SHAPE
@@ -173,7 +167,7 @@ def test_a_complete_read_only_cache_is_used(tmp_path: Path) -> None:
     assert unprivileged(read) == ""
 
 
-def test_dataset_folder_depends_on_name_and_files(tmp_path: Path) -> None:
+def test_dataset_folder_depends_on_name_and_files(tmp_path):
     one, other = tiny(tmp_path / "one", 2), tiny(tmp_path / "other", 2)
     folder = dataset_folder(tmp_path / "cache", one)
     assert folder.parent == tmp_path / "cache" and folder.name.startswith("Tiny-")
@@ -184,20 +178,20 @@ def test_dataset_folder_depends_on_name_and_files(tmp_path: Path) -> None:
     assert dataset_folder(tmp_path / "cache", odd).parent == tmp_path / "cache"
 
 
-def test_dataset_folder_stays_the_same_when_a_case_is_added(tmp_path: Path) -> None:
+def test_dataset_folder_stays_the_same_when_a_case_is_added(tmp_path):
     few = tiny(tmp_path / "data", 2)
     more = tiny(tmp_path / "data", 3)
     assert dataset_folder(tmp_path, few) == dataset_folder(tmp_path, more)
     assert dataset_folder(tmp_path, few) != dataset_folder(tmp_path, tiny(tmp_path / "other", 2))
 
 
-def test_processes_that_check_at_once_share_the_cases(tmp_path: Path) -> None:
+def test_processes_that_check_at_once_share_the_cases(tmp_path):
     dataset, folder = tiny(tmp_path / "data", 6), tmp_path / "cache"
     fork = multiprocessing.get_context("fork")
     start = fork.Barrier(2)
     shapes = fork.Queue()
 
-    def work() -> None:
+    def work():
         start.wait()
         report_of = examined(dataset, folder, workers=1)
         shapes.put([report_of(case).shape for case in dataset.cases])
@@ -214,10 +208,10 @@ def test_processes_that_check_at_once_share_the_cases(tmp_path: Path) -> None:
     assert not (folder / ".checking").exists()
 
 
-def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_is_kept_until_a_file_changes(tmp_path, monkeypatch):
     checks = []
 
-    def counting(dataset: Dataset, *options: object) -> object:
+    def counting(dataset, *options):
         checks.append(dataset.name)
         return real(dataset, *options)
 
@@ -236,7 +230,7 @@ def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: p
     assert len(checks) == 3
 
 
-def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path: Path) -> None:
+def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path):
     dataset, folder = tiny(tmp_path / "data"), tmp_path / "cache"
     dataset.cases[0].images[0].unlink()
     truncate(dataset.cases[1].images[0])
@@ -249,7 +243,7 @@ def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path: Path) -> None:
     assert cached_fingerprint(dataset, folder, 1)[0].spatial_dims == 3
 
 
-def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_are_logged(tmp_path, caplog):
     dataset = tiny(tmp_path / "data")
     save(dataset.cases[2].files[-1], np.zeros(SHAPE, np.uint8))
     with caplog.at_level(logging.WARNING):
@@ -257,14 +251,12 @@ def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert "case case_2: " in caplog.text and "no foreground" in caplog.text
 
 
-def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(tmp_path, monkeypatch):
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
     real = dataset_cache.make_entry
 
-    def replaced_meanwhile(case: Case, *arguments: object) -> Entry:
-        entry = real(case, *arguments)  # type: ignore[arg-type]
+    def replaced_meanwhile(case, *arguments):
+        entry = real(case, *arguments)
         save(case.images[0], image_array(0) + 7)
         os.utime(case.images[0], ns=(1, 1))
         return entry
@@ -277,7 +269,7 @@ def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(
     assert_complete(store, dataset)
 
 
-def test_the_fingerprint_file_describes_the_dataset(tmp_path: Path) -> None:
+def test_the_fingerprint_file_describes_the_dataset(tmp_path):
     dataset = tiny(tmp_path / "data", 2)
     measured, skipped = cached_fingerprint(dataset, tmp_path / "cache", 1)
     content = json.loads((tmp_path / "cache/fingerprint.json").read_text())
@@ -289,7 +281,7 @@ def test_the_fingerprint_file_describes_the_dataset(tmp_path: Path) -> None:
     np.testing.assert_allclose(content["class_volumes_ml"], voxels * 1.0 * 1.5 * 2.0 / 1000)
 
 
-def test_skip_leaves_out_faulty_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skip_leaves_out_faulty_cases(tmp_path, monkeypatch):
     expected = cached_fingerprint(tiny(tmp_path / "two", 2), tmp_path / "a", 1)[0]
     dataset, folder = tiny(tmp_path / "three", 3), tmp_path / "b"
     content = dataset.cases[2].images[0].read_bytes()
@@ -309,14 +301,14 @@ def test_skip_leaves_out_faulty_cases(tmp_path: Path, monkeypatch: pytest.Monkey
     assert skipped == {} and len(measured.shapes) == 3
 
 
-def test_a_case_with_repaired_permissions_is_used_again(open_folder: Path) -> None:
+def test_a_case_with_repaired_permissions_is_used_again(open_folder):
     """Permissions change neither size nor time."""
     dataset = tiny(open_folder / "data")
     (open_folder / "cache").mkdir(mode=0o777)
     (open_folder / "cache").chmod(0o777)
     dataset.cases[0].images[0].chmod(0)
 
-    def look() -> None:
+    def look():
         raise ValueError(sorted(cached_fingerprint(dataset, open_folder / "cache/x", 1, skip=True)[1]))
 
     assert unprivileged(look) == "ValueError: ['case_0']"
@@ -325,7 +317,7 @@ def test_a_case_with_repaired_permissions_is_used_again(open_folder: Path) -> No
     assert unprivileged(look) == "ValueError: []"
 
 
-def test_missing_files_are_listed_with_other_faults(tmp_path: Path) -> None:
+def test_missing_files_are_listed_with_other_faults(tmp_path):
     root = write_nnunet(tmp_path / "data", 4)
     (root / "imagesTr/case_1_0001.nii.gz").unlink()
     (root / "labelsTr/case_2.nii.gz").unlink()
@@ -337,7 +329,7 @@ def test_missing_files_are_listed_with_other_faults(tmp_path: Path) -> None:
     assert sorted(skipped) == ["case_1", "case_2"] and len(measured.shapes) == 2
 
 
-def test_skip_needs_a_good_case(tmp_path: Path) -> None:
+def test_skip_needs_a_good_case(tmp_path):
     dataset = tiny(tmp_path / "data", 2)
     for case in dataset.cases:
         case.images[0].write_bytes(b"")
@@ -345,7 +337,7 @@ def test_skip_needs_a_good_case(tmp_path: Path) -> None:
         cached_fingerprint(dataset, tmp_path / "cache", 1, skip=True)
 
 
-def test_an_unwritable_cache_is_named(open_folder: Path) -> None:
+def test_an_unwritable_cache_is_named(open_folder):
     dataset = tiny(open_folder / "data", 1)
     error = unprivileged(cached_fingerprint, dataset, open_folder / "cache", 1)
     assert error == f"ArgumentError: cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
@@ -358,7 +350,7 @@ def test_an_unwritable_cache_is_named(open_folder: Path) -> None:
     assert error == f"ArgumentError: cache_dir: cannot write to {store.folder} (Permission denied)"
 
 
-def test_a_prepared_case_has_image_label_and_foreground(tmp_path: Path) -> None:
+def test_a_prepared_case_has_image_label_and_foreground(tmp_path):
     (case,) = nnunet(write_nnunet(tmp_path, 1)).cases
     entry = make_entry(case, preprocessing_config(channels=2), 3)
     np.testing.assert_array_equal(entry.image, [image_array(0), image_array(0) + 100])
@@ -371,7 +363,7 @@ def test_a_prepared_case_has_image_label_and_foreground(tmp_path: Path) -> None:
     assert len(np.unique(entry.foreground, axis=0)) == len(entry.foreground)
 
 
-def test_foreground_positions_are_spread_over_a_large_class(tmp_path: Path) -> None:
+def test_foreground_positions_are_spread_over_a_large_class(tmp_path):
     (case,) = tiny(tmp_path, 1).cases
     label = np.ones((30, 30, 30), np.uint8)
     label[0, 0, :3] = 2
@@ -383,7 +375,7 @@ def test_foreground_positions_are_spread_over_a_large_class(tmp_path: Path) -> N
     assert big[:, 1].min() == 0 and big[:, 1].max() > 25 and abs(big[:, 1].mean() - 14.5) < 3
 
 
-def test_a_case_without_foreground_has_no_positions(tmp_path: Path) -> None:
+def test_a_case_without_foreground_has_no_positions(tmp_path):
     dataset = tiny(tmp_path / "data", 1)
     save(dataset.cases[0].files[-1], np.zeros(SHAPE, np.uint8))
     entry = make_entry(dataset.cases[0], preprocessing_config(), 3)

@@ -1,7 +1,5 @@
 """medconv/data/preprocessing/examine.py: repeated slices, and headers without spacing or orientation."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.formats import set_fields
@@ -17,7 +15,7 @@ from medconv.data.preprocessing.examine import header_doubts, is_no_data, repeat
 from medconv.inference.predictor import Predictor
 
 
-def test_repeated_slices_are_named(tmp_path: Path) -> None:
+def test_repeated_slices_are_named(tmp_path):
     dataset = msd(write_msd(tmp_path))
     image = image_array(0)
     image[..., 4] = image[..., 3]
@@ -27,14 +25,14 @@ def test_repeated_slices_are_named(tmp_path: Path) -> None:
     assert check(dataset, 1).warnings == [f"case {dataset.cases[0].id}: {path}: {pairs}"]
 
 
-def test_smooth_and_empty_slices_are_no_repetition() -> None:
+def test_smooth_and_empty_slices_are_no_repetition():
     smooth = np.cumsum(image_array(0, (12, 14, 30)), axis=2)
     smooth[..., :3] = 0
     assert not list(repeated_slices(smooth[None]))
     assert not list(repeated_slices(image_array(0, (12, 14, 1))[None]))
 
 
-def test_slices_of_a_shape_are_no_repetition() -> None:
+def test_slices_of_a_shape_are_no_repetition():
     """Of the 1584 masks of AdrenalMNIST3D, one in eight has two slices that are equal or nearly so."""
     ball = np.stack([np.hypot(*np.mgrid[-8:9, -8:9]) < radius for radius in (3, 5, 6, 6, 5, 3)], axis=2)
     assert not list(repeated_slices(255 * ball[None].astype(np.float32)))
@@ -44,7 +42,7 @@ def test_slices_of_a_shape_are_no_repetition() -> None:
     ]
 
 
-def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path: Path) -> None:
+def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path):
     unit = (1.0, 1.0, 1.0)
     (warning,) = check(msd(write_msd(tmp_path, shape=(20, 60, 12), affine=np.eye(4))), 1).warnings
     assert "all 3 volumes have 1 x 1 x 1 mm, but 12 slices of 60 rows" in warning
@@ -55,19 +53,19 @@ def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path: Path) -> None:
     assert not lost_spacing([(60, 60, 12), (60, 60, 50)], [unit] * 2)
 
 
-def test_a_spacing_that_is_stated_is_not_doubted(tmp_path: Path) -> None:
+def test_a_spacing_that_is_stated_is_not_doubted(tmp_path):
     dataset = msd(write_msd(tmp_path, shape=(20, 60, 12), affine=np.eye(4)))
     assert not check(with_source_spacing(dataset, [1, 1, 1]), 1).warnings
 
 
-def test_the_few_slices_are_taken_to_be_thick_along_any_axis() -> None:
+def test_the_few_slices_are_taken_to_be_thick_along_any_axis():
     unit = (1.0, 1.0, 1.0)
     assert assumed_spacing([(60, 12, 70), (60, 10, 70)], [unit] * 2) == [1.0, 7.0, 1.0]
     assert assumed_spacing([(60, 60)] * 2, [(1.0, 1.0)] * 2) is None
 
 
 @pytest.mark.parametrize("value", [-32768.0, -1e8])
-def test_a_no_data_value_of_small_range_is_named_once(tmp_path: Path, value: float) -> None:
+def test_a_no_data_value_of_small_range_is_named_once(tmp_path, value):
     """Also where it was interpolated: voxels at the edge have any value between."""
     dataset = msd(write_msd(tmp_path))
     for number, case in enumerate(dataset.cases[:2]):
@@ -82,11 +80,11 @@ def test_a_no_data_value_of_small_range_is_named_once(tmp_path: Path, value: flo
 @pytest.mark.parametrize(
     "low_high", [(-1024, 3071), (-3024, 9), (-1, 1e-2), (0, 0), (-9, 0), (-32767, 32767)]
 )
-def test_values_of_images_are_no_no_data_values(low_high: tuple[float, float]) -> None:
+def test_values_of_images_are_no_no_data_values(low_high):
     assert not is_no_data(*low_high)
 
 
-def test_nifti_without_orientation_is_named_once_per_dataset(tmp_path: Path) -> None:
+def test_nifti_without_orientation_is_named_once_per_dataset(tmp_path):
     dataset = msd(write_msd(tmp_path))
     for number, case in enumerate(dataset.cases[:2]):
         for path, array in zip(case.files, (image_array(number), label_array(number)), strict=True):
@@ -100,7 +98,7 @@ def test_nifti_without_orientation_is_named_once_per_dataset(tmp_path: Path) -> 
         assert (words in said) if words else not said
 
 
-def test_spacing_far_from_all_others_is_named() -> None:
+def test_spacing_far_from_all_others_is_named():
     usual = [(0.6, 0.7, 5.0)] * 8
     spacings = [*usual, (62.5, 62.5, 500.0), (0.7, 0.6, 0.9)]
     cases = [f"case_{n}" for n in range(10)]
@@ -112,7 +110,7 @@ def test_spacing_far_from_all_others_is_named() -> None:
     assert far_spacing(cases[:3], [(1.0, 1.0), (2.0, 1.5), (0.5, 1.0)]) == []
 
 
-def test_one_image_under_two_ids_is_named_whatever_its_format_and_axes(tmp_path: Path) -> None:
+def test_one_image_under_two_ids_is_named_whatever_its_format_and_axes(tmp_path):
     dataset = msd(write_msd(tmp_path, 5))
     images = [case.images[0] for case in dataset.cases]
     array = image_array(0).astype(np.int16)
@@ -136,7 +134,7 @@ def test_one_image_under_two_ids_is_named_whatever_its_format_and_axes(tmp_path:
     assert contents[0] == contents[2] == contents[3] == contents[4] != contents[1]
 
 
-def test_constant_images_are_no_copies(tmp_path: Path) -> None:
+def test_constant_images_are_no_copies(tmp_path):
     dataset = msd(write_msd(tmp_path, 2))
     for case in dataset.cases:
         save(case.images[0], np.full_like(image_array(0), 3))
@@ -145,7 +143,7 @@ def test_constant_images_are_no_copies(tmp_path: Path) -> None:
     assert not any(result.fingerprint.contents)
 
 
-def test_repeated_slices_are_found_where_a_piece_of_the_volume_ends() -> None:
+def test_repeated_slices_are_found_where_a_piece_of_the_volume_ends():
     image = np.random.default_rng(0).normal(100, 30, (12, 14, 40)).astype(np.float32)
     for first in (15, 31):
         image[:, :, first + 1] = image[:, :, first]
@@ -153,7 +151,7 @@ def test_repeated_slices_are_found_where_a_piece_of_the_volume_ends() -> None:
     assert "15 and 16 (equal), 31 and 32 (equal) of 40" in warning
 
 
-def test_a_voxel_size_that_differs_from_the_sform_is_named(tmp_path: Path) -> None:
+def test_a_voxel_size_that_differs_from_the_sform_is_named(tmp_path):
     """Programs by ITK take the spacing from it, others from the sform."""
     path = save_raw(tmp_path / "a.nii", set_fields(pixdim=[1, 5, 5, 5, 0, 0, 0, 0]), image_array(0))
     assert list(header_doubts(path)) == [
@@ -163,7 +161,7 @@ def test_a_voxel_size_that_differs_from_the_sform_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
-def test_bytes_that_the_header_does_not_describe_are_named(tmp_path: Path, suffix: str) -> None:
+def test_bytes_that_the_header_does_not_describe_are_named(tmp_path, suffix):
     """A header of half the slices makes half an image, and one of int8 an image of the bytes of int16."""
     path = save_raw(tmp_path / f"a{suffix}", set_fields(dim=[3, 12, 14, 5, 1, 1, 1, 1]), image_array(0))
     (doubt,) = header_doubts(path)
@@ -172,11 +170,11 @@ def test_bytes_that_the_header_does_not_describe_are_named(tmp_path: Path, suffi
     )
 
 
-def are_wrapped(values: np.ndarray) -> bool:
+def are_wrapped(values):
     return wrapped_negatives(values, values.min(), values.max())
 
 
-def test_negative_values_stored_as_unsigned_ones_are_found() -> None:
+def test_negative_values_stored_as_unsigned_ones_are_found():
     ct = np.array([-1000, -900, 0, 40, 300], np.int16)
     assert are_wrapped(ct.view(np.uint16).astype(np.float32))
     assert not are_wrapped(ct.astype(np.float32))

@@ -1,7 +1,6 @@
 """medconv/data/preprocessing/examine.py: what is measured of one case."""
 
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from helpers.volumes import image_array, save, tiny
 from medconv.data.preprocessing.examine import examine, thickness_of
 
 
-def test_report_keeps_a_sample_and_not_the_volume(tmp_path: Path) -> None:
+def test_report_keeps_a_sample_and_not_the_volume(tmp_path):
     """Reports of all cases are in memory at once."""
     dataset = tiny(tmp_path, 1)
     image, label = dataset.cases[0].files
@@ -21,7 +20,7 @@ def test_report_keeps_a_sample_and_not_the_volume(tmp_path: Path) -> None:
     assert 5_000 <= sample.size < 10_000
 
 
-def test_thickness_is_the_mean_length_of_runs() -> None:
+def test_thickness_is_the_mean_length_of_runs():
     """Against a count voxel by voxel."""
     label = np.random.default_rng(0).integers(0, 4, (7, 6, 5)).astype(np.uint8)
     label[label == 3] = 9  # a value to ignore
@@ -38,7 +37,7 @@ def test_thickness_is_the_mean_length_of_runs() -> None:
             assert measured[value, axis] == pytest.approx(spacing_mm[axis] * np.mean(runs))
 
 
-def test_a_ball_is_two_thirds_of_its_diameter_thick_and_small_ones_are_not_hidden() -> None:
+def test_a_ball_is_two_thirds_of_its_diameter_thick_and_small_ones_are_not_hidden():
     radius = 12
     axes = np.ogrid[-16:17, -16:17, -16:17]
     ball = (sum(axis**2 for axis in axes) < radius**2).astype(np.uint8)

@@ -1,7 +1,5 @@
 """medconv/data/preprocessing/fingerprint.py: the statistics of a dataset."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.volumes import affine_of, image_array, label_array, save, tiny, write_nnunet
@@ -13,7 +11,7 @@ from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
 
 
-def test_fingerprint_of_volumes(tmp_path: Path) -> None:
+def test_fingerprint_of_volumes(tmp_path):
     """Shapes are those of the content, axes and spacings canonical, intensities those of the foreground."""
     dataset = tiny(tmp_path, 2)
     image, label = image_array(1), label_array(1)
@@ -37,7 +35,7 @@ def test_fingerprint_of_volumes(tmp_path: Path) -> None:
     assert statistics["percentile_99_5"] == pytest.approx(np.percentile(values, 99.5), rel=1e-5)
 
 
-def test_fingerprint_of_slices_and_channels(tmp_path: Path) -> None:
+def test_fingerprint_of_slices_and_channels(tmp_path):
     fingerprint, _, _ = check(auto(write_nnunet(tmp_path, 2, shape=(12, 14, 1))), 1)
     assert fingerprint.spatial_dims == 2
     assert fingerprint.shapes == ((12, 14),) * 2
@@ -47,7 +45,7 @@ def test_fingerprint_of_slices_and_channels(tmp_path: Path) -> None:
 
 
 @pytest.mark.realdata
-def test_the_fingerprint_of_a_real_anisotropic_case(realdata: Path) -> None:
+def test_the_fingerprint_of_a_real_anisotropic_case(realdata):
     root = realdata / "spinalcord_t2s"
     if not root.is_dir():
         pytest.skip(f"{root} is absent")
@@ -57,7 +55,7 @@ def test_the_fingerprint_of_a_real_anisotropic_case(realdata: Path) -> None:
     assert fingerprint.class_voxels[0][1] > 0
 
 
-def test_nothing_is_measured_of_test_cases_alone() -> None:
+def test_nothing_is_measured_of_test_cases_alone():
     tested = CaseReport(
         "a", flat=True, shape=(8, 8, 1), spacing_mm=(1, 1, 1), content="of an image-level case"
     )
@@ -67,8 +65,8 @@ def test_nothing_is_measured_of_test_cases_alone() -> None:
         measure([tested])
 
 
-def test_the_fingerprint_has_the_median_thickness_of_the_cases_that_have_a_class() -> None:
-    def report(*rows: tuple[float, float, float]) -> CaseReport:
+def test_the_fingerprint_has_the_median_thickness_of_the_cases_that_have_a_class():
+    def report(*rows):
         shape = {"shape": (9, 9, 9), "spacing_mm": (1.0, 1.0, 1.0)}
         return CaseReport(
             "a", intensities=np.ones((1, 3)), thickness_mm=np.array([(9.0,) * 3, *rows]), **shape

@@ -1,7 +1,6 @@
 """medconv/data/preprocessing/normalisation.py: values that float32 cannot square, and no-data values."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,13 +21,13 @@ LOWEST = float(np.finfo(np.float32).min)
 STATISTICS = {"percentile_00_5": 9.0, "percentile_99_5": 16.0, "mean": 11.0, "std": 1.5}
 
 
-def range_error_of(image: np.ndarray) -> str:
+def range_error_of(image):
     return range_error(image, float(image.min()), float(image.max()))
 
 
 @pytest.mark.parametrize("name", ["zscore", "rescale", "dataset", "ct"])
 @pytest.mark.parametrize("scale", [1e30, 1e-22, 1e-30])  # float32 holds few digits of the square of 1e-22
-def test_the_scale_of_an_image_changes_nothing(name: str, scale: float) -> None:
+def test_the_scale_of_an_image_changes_nothing(name, scale):
     image = image_array(0)
     expected = normalise(image, name, STATISTICS)
     scaled = {key: value * scale for key, value in STATISTICS.items()}
@@ -36,7 +35,7 @@ def test_the_scale_of_an_image_changes_nothing(name: str, scale: float) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_statistics_of_large_values_are_finite(tmp_path: Path) -> None:
+def test_statistics_of_large_values_are_finite(tmp_path):
     dataset = msd(write_msd(tmp_path))
     plain = check(dataset, 1).fingerprint.intensities[0]
     for number, case in enumerate(dataset.cases):
@@ -46,7 +45,7 @@ def test_statistics_of_large_values_are_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [LOWEST, -LOWEST])
-def test_a_no_data_value_is_an_error_of_the_case(tmp_path: Path, value: float) -> None:
+def test_a_no_data_value_is_an_error_of_the_case(tmp_path, value):
     """In the check, in preparation and in prediction alike."""
     dataset = msd(write_msd(tmp_path))
     image = image_array(1)
@@ -63,7 +62,7 @@ def test_a_no_data_value_is_an_error_of_the_case(tmp_path: Path, value: float) -
     assert list(skipping.errors) == [dataset.cases[1].id]
 
 
-def test_a_mask_with_rounding_errors_has_no_no_data_value() -> None:
+def test_a_mask_with_rounding_errors_has_no_no_data_value():
     mask = np.zeros((4, 4, 4), np.float32)
     mask[1:], mask[2] = 1, np.float32(1) - np.float32(6e-8)
     assert len(np.unique(mask)) == 3
@@ -74,20 +73,20 @@ def test_a_mask_with_rounding_errors_has_no_no_data_value() -> None:
         normalise(mask, "rescale", {})
 
 
-def test_values_that_become_one_are_an_error() -> None:
+def test_values_that_become_one_are_an_error():
     image = image_array(0)
     with pytest.raises(ValueError, match=r"values from 9\..* to 1.* become .* by normalisation=ct"):
         normalise(image, "ct", {**STATISTICS, "percentile_00_5": 100.0, "percentile_99_5": 200.0})
 
 
-def test_splines_beyond_float32_are_an_error() -> None:
+def test_splines_beyond_float32_are_an_error():
     image = np.where(np.indices((8, 8, 8)).sum(0) % 2, 3.4e38, -3.4e38).astype(np.float32)[None]
     config = preprocessing_config((0.7, 0.7, 0.7), normalisation="none")
     with pytest.raises(ValueError, match=r"values from -3\.4e\+38 to 3\.4e\+38 are not finite any more"):
         preprocess_image(image, Grid.of((8, 8, 8), np.eye(4)), config)
 
 
-def test_zscore_nonzero_leaves_what_is_outside_the_mask() -> None:
+def test_zscore_nonzero_leaves_what_is_outside_the_mask():
     rng = np.random.default_rng(0)
     channel, mask = rng.normal(50, 10, (6, 7, 8)).astype(np.float32), np.zeros((6, 7, 8), bool)
     mask[1:5, 1:6, 2:7] = True
@@ -106,16 +105,14 @@ def test_zscore_nonzero_leaves_what_is_outside_the_mask() -> None:
 NAMES = ["zscore", "zscore_nonzero", "rescale", "dataset", "ct"]
 
 
-def config_of(name: str, scale: float = 1.0, channels: int = 1) -> PreprocessingConfig:
+def config_of(name, scale=1.0, channels=1):
     statistics = {key: value * scale for key, value in STATISTICS.items()}
     return PreprocessingConfig(3, (0.8, 1.5, 2.3), (name,) * channels, (statistics,) * channels)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("resize", [None, (8, 9, 7)])
-def test_the_scale_of_an_image_changes_nothing_once_it_is_resampled(
-    name: str, resize: tuple[int, ...] | None
-) -> None:
+def test_the_scale_of_an_image_changes_nothing_once_it_is_resampled(name, resize):
     image, grid = image_array(0)[None], Grid.of(SHAPE, AFFINE)
     image[:, :2] = 0  # around the content
     large = image * np.float32(1e30)
@@ -129,7 +126,7 @@ def test_the_scale_of_an_image_changes_nothing_once_it_is_resampled(
 
 @pytest.mark.parametrize("name", [*NAMES, "none"])
 @pytest.mark.parametrize("value", [LOWEST, -1e8])
-def test_a_no_data_value_is_refused_by_every_normalisation(name: str, value: float) -> None:
+def test_a_no_data_value_is_refused_by_every_normalisation(name, value):
     """In the second channel; 1e8 is more than a million times as far away as the others are apart."""
     image = np.stack([image_array(0), image_array(1)])
     image[1, :2, :3] = value
@@ -140,7 +137,7 @@ def test_a_no_data_value_is_refused_by_every_normalisation(name: str, value: flo
         preprocess_image(image, Grid.of(SHAPE, AFFINE), config_of(name, channels=2))
 
 
-def test_a_no_data_value_is_found_in_any_channel(tmp_path: Path) -> None:
+def test_a_no_data_value_is_found_in_any_channel(tmp_path):
     dataset = nnunet(write_nnunet(tmp_path, 2))
     image = image_array(0)
     image[0] = LOWEST
@@ -150,7 +147,7 @@ def test_a_no_data_value_is_found_in_any_channel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [LOWEST, -LOWEST])
-def test_a_no_data_value_that_was_interpolated_is_refused(tmp_path: Path, value: float) -> None:
+def test_a_no_data_value_that_was_interpolated_is_refused(tmp_path, value):
     """Resampled by another program: voxels at the edge have any value between, and all others become one."""
     dataset = msd(write_msd(tmp_path))
     image = image_array(1)
@@ -166,7 +163,7 @@ def test_a_no_data_value_that_was_interpolated_is_refused(tmp_path: Path, value:
     assert not range_error_of(image) and not range_error_of(image * np.float32(1e30))
 
 
-def test_few_values_and_a_large_empty_background_have_no_no_data_value() -> None:
+def test_few_values_and_a_large_empty_background_have_no_no_data_value():
     image = np.zeros((4, 5, 6), np.float32)
     image[1], image[2] = 1, 2
     np.testing.assert_allclose(normalise(image, "rescale", {}), image / 2)
@@ -175,13 +172,13 @@ def test_few_values_and_a_large_empty_background_have_no_no_data_value() -> None
 
 
 @pytest.mark.parametrize("name", [*NAMES, "none"])
-def test_air_and_metal_are_no_no_data_values(name: str) -> None:
+def test_air_and_metal_are_no_no_data_values(name):
     image = image_array(0)
     image[0], image[1] = -32768, 30000
     assert np.isfinite(normalise(image, name, STATISTICS)).all() and not range_error_of(image)
 
 
-def test_zscore_nonzero_normalises_holes_and_what_any_channel_has() -> None:
+def test_zscore_nonzero_normalises_holes_and_what_any_channel_has():
     """A ventricle of value 0 is part of the brain; channel 1 is 0 in half of it."""
     rng = np.random.default_rng(0)
     image = np.zeros((2, 10, 9, 8), np.float32)
@@ -204,13 +201,13 @@ def test_zscore_nonzero_normalises_holes_and_what_any_channel_has() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_constant_channel_becomes_one_finite_value(name: str) -> None:
+def test_a_constant_channel_becomes_one_finite_value(name):
     channel = np.full((4, 5, 6), 7, np.float32)
     found = normalise(channel, name, STATISTICS, np.ones(channel.shape, bool))
     assert np.isfinite(found).all() and found.min() == found.max()
 
 
-def test_the_modality_selects_the_normalisation() -> None:
+def test_the_modality_selects_the_normalisation():
     names = normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET"))
     assert names == ("ct", "ct", "zscore", "zscore", "zscore")
     words = ("CT", "noNorm", "zscore", "rescale_to_0_1", "rgb_to_0_1", "something")
@@ -225,7 +222,7 @@ def test_the_modality_selects_the_normalisation() -> None:
 
 
 @pytest.mark.parametrize("name", ["ct", "dataset", "zscore", "rescale"])
-def test_pieces_are_normalised_as_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_normalised_as_the_whole(name, monkeypatch):
     image = image_array(0, (13, 6, 5))
     whole = normalise(image, name, STATISTICS)
     monkeypatch.setattr(normalisation, "_VALUES_AT_ONCE", 70)
@@ -236,7 +233,7 @@ def test_pieces_are_normalised_as_the_whole(name: str, monkeypatch: pytest.Monke
         np.testing.assert_array_equal(whole, plain)
 
 
-def test_voxels_that_are_looked_at_first_decide_nothing_that_all_would_not() -> None:
+def test_voxels_that_are_looked_at_first_decide_nothing_that_all_would_not():
     """A no-data value lies between the voxels of the first look, and one of them is far from the others."""
     image = image_array(0, (16, 16, 16))
     image[3, 5, 7] = -3e30

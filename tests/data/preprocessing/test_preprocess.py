@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from helpers.restoring import restore
 from helpers.volumes import ORIENTATIONS, affine_of, dice, preprocessing_config, rotation
 from helpers.waiting import PATIENCE_S
-from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
@@ -38,11 +36,11 @@ SHAPE = (5, 6, 7)
 SLAB_SHAPE = (9, 10, 11)
 
 
-def one_hot(label: np.ndarray, num_classes: int) -> torch.Tensor:
+def one_hot(label, num_classes):
     return torch.from_numpy(np.stack([label == value for value in range(num_classes)]).astype(np.float32))
 
 
-def with_border(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[np.ndarray, np.ndarray]:
+def with_border(seed=0, shape=SHAPE):
     """An image that is 0 in a border, of a different width on each side, and a random label inside."""
     rng = np.random.default_rng(seed)
     image, label = np.zeros((1, *shape), np.float32), np.zeros(shape, np.int16)
@@ -52,12 +50,12 @@ def with_border(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[np.ndarr
     return image, label
 
 
-def canonical_spacing(axes: tuple[int, ...]) -> tuple[float, ...]:
+def canonical_spacing(axes):
     return tuple(SPACING_MM[axes.index(world)] for world in range(3))
 
 
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS)
-def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
+def test_round_trip_in_every_orientation(axes, signs):
     affine = affine_of(axes, signs, SPACING_MM, (-50, 20, 1000))
     image, label = with_border()
     grid, config = Grid.of(SHAPE, affine), preprocessing_config(canonical_spacing(axes))
@@ -77,9 +75,7 @@ def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int
     np.testing.assert_array_equal(back, label)
 
 
-def blob(
-    shape: tuple[int, ...], affine: np.ndarray, centre_mm: np.ndarray, radii_mm: np.ndarray
-) -> np.ndarray:
+def blob(shape, affine, centre_mm, radii_mm):
     """The distance of each voxel from the centre, in radii."""
     voxels = np.stack([*np.meshgrid(*[np.arange(n) for n in shape], indexing="ij"), np.ones(shape)])
     positions = np.einsum("ij,jxyz->ixyz", affine[:3], voxels)
@@ -90,9 +86,7 @@ def blob(
 
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS[::7])
 @pytest.mark.parametrize("target_mm", [(1.3, 0.9, 1.6), (0.6, 0.8, 2.2)])
-def test_resampled_round_trip_keeps_a_smooth_shape(
-    axes: tuple[int, ...], signs: tuple[int, ...], target_mm: tuple[float, ...]
-) -> None:
+def test_resampled_round_trip_keeps_a_smooth_shape(axes, signs, target_mm):
     shape = (26, 24, 22)
     affine = affine_of(axes, signs, (0.9, 1.1, 1.4), (7, 8, 9))
     centre = affine[:3] @ [12, 13, 10, 1]
@@ -110,12 +104,12 @@ def test_resampled_round_trip_keeps_a_smooth_shape(
         assert dice(back >= value, label >= value) > 0.9
 
 
-def centre_of_mass(mass: np.ndarray) -> np.ndarray:
+def centre_of_mass(mass):
     return np.array([(index * mass).sum() / mass.sum() for index in np.indices(mass.shape)])
 
 
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS[::11])
-def test_a_point_keeps_its_position_in_mm(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
+def test_a_point_keeps_its_position_in_mm(axes, signs):
     """The centre of mass of a blob; the new grid starts at the edge of the content."""
     shape, native_mm, target_mm = (34, 28, 16), (0.8, 1.0, 2.1), np.array([1.1, 0.7, 1.9])
     affine = affine_of(axes, signs, native_mm, (30, -20, 5))
@@ -140,7 +134,7 @@ def test_a_point_keeps_its_position_in_mm(axes: tuple[int, ...], signs: tuple[in
     np.testing.assert_allclose(position_mm, centre, atol=0.02)
 
 
-def test_resampling_keeps_the_outer_edges() -> None:
+def test_resampling_keeps_the_outer_edges():
     """A ramp over twice as many voxels: new centres lie at quarters of the old voxels."""
     ramp = np.broadcast_to(np.arange(1, 17, dtype=np.float32)[:, None, None], (16, 4, 4))[None]
     array, _ = preprocess_image(ramp, Grid.of((16, 4, 4), np.eye(4)), preprocessing_config((0.5, 1, 1)))
@@ -148,13 +142,13 @@ def test_resampling_keeps_the_outer_edges() -> None:
     np.testing.assert_allclose(array[0, 6:-6, 0, 0], 1 + (np.arange(32)[6:-6] + 0.5) / 2 - 0.5, atol=0.01)
 
 
-def test_resampled_shape() -> None:
+def test_resampled_shape():
     assert resampled_shape((10, 20, 30), (1, 1, 2), (2, 1, 0.5)) == (5, 20, 120)
     assert resampled_shape((3, 3, 3), (1, 1, 1), (100, 1, 1)) == (1, 3, 3)
     assert resampled_shape((10, 20, 1), (1, 1, 5), (2, 2)) == (5, 10, 1)
 
 
-def test_an_image_that_is_made_smaller_is_blurred_before() -> None:
+def test_an_image_that_is_made_smaller_is_blurred_before():
     """Stripes of one voxel become grey, not a coarser pattern, as in scikit-image's resize."""
     stripes = np.zeros((1, 60, 12, 1), np.float32)
     stripes[:, ::2] = 1
@@ -167,7 +161,7 @@ def test_an_image_that_is_made_smaller_is_blurred_before() -> None:
     np.testing.assert_allclose(array[0, :, 12], stripes[0, :, 6, 0], atol=1e-6)
 
 
-def test_resampled_label_has_no_new_values() -> None:
+def test_resampled_label_has_no_new_values():
     """Between 1 and 4 no 2 and no 3 may appear."""
     label = np.zeros((12, 12, 12), np.int16)
     label[2:6], label[6:10] = 1, 4
@@ -182,7 +176,7 @@ def test_resampled_label_has_no_new_values() -> None:
 
 
 @pytest.mark.parametrize(("num_classes", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.int16)])
-def test_a_prepared_label_has_the_smallest_dtype(num_classes: int, dtype: type) -> None:
+def test_a_prepared_label_has_the_smallest_dtype(num_classes, dtype):
     label = np.zeros((4, 4, 4), np.int16)
     label[0, 0, 0] = num_classes - 1
     _, crop_info = preprocess_image(
@@ -192,7 +186,7 @@ def test_a_prepared_label_has_the_smallest_dtype(num_classes: int, dtype: type) 
     assert prepared.dtype == dtype and prepared.max() == num_classes - 1
 
 
-def test_the_content_box_covers_all_channels() -> None:
+def test_the_content_box_covers_all_channels():
     image = np.zeros((2, 8, 8, 8), np.float32)
     image[0, 2, 3, 4], image[1, 5, 3, 1] = 1, -1
     assert content_box(image) == (slice(2, 6), slice(3, 4), slice(1, 5))
@@ -203,7 +197,7 @@ def test_the_content_box_covers_all_channels() -> None:
     np.testing.assert_array_equal(array, image[:, 2:6, 3:4, 1:5])
 
 
-def test_voxels_outside_the_content_are_background() -> None:
+def test_voxels_outside_the_content_are_background():
     image = np.zeros((1, 6, 6, 6), np.float32)
     image[0, 1:4, 2:5, 0:2] = 1
     _, crop_info = preprocess_image(image, Grid.of((6, 6, 6), np.eye(4)), preprocessing_config((1, 1, 1)))
@@ -213,9 +207,7 @@ def test_voxels_outside_the_content_are_background() -> None:
 
 @pytest.mark.parametrize("shape", [(9, 11), (9, 11, 1)])
 @pytest.mark.parametrize("signs", [(1, 1, 1), (-1, 1, 1), (-1, -1, 1)])
-def test_a_slice_is_turned_as_slices_of_volumes_are(
-    tmp_path: Path, shape: tuple[int, ...], signs: tuple[int, ...]
-) -> None:
+def test_a_slice_is_turned_as_slices_of_volumes_are(tmp_path, shape, signs):
     rng = np.random.default_rng(0)
     image, label = rng.uniform(1, 2, shape).astype(np.float32), rng.integers(0, 3, shape).astype(np.uint8)
     image[:2], label[:2] = 0, 0
@@ -233,7 +225,7 @@ def test_a_slice_is_turned_as_slices_of_volumes_are(
     np.testing.assert_array_equal(restore(one_hot(prepared, 3), crop_info), native)
 
 
-def test_a_slice_is_resampled_in_its_plane() -> None:
+def test_a_slice_is_resampled_in_its_plane():
     grid = Grid.of((40, 30, 1), np.diag([1, 1, 9, 1]))
     distance = np.hypot(*np.meshgrid(np.arange(40) - 18, np.arange(30) - 15, indexing="ij"))
     label = (distance < 9).astype(np.int16)[..., None]
@@ -245,7 +237,7 @@ def test_a_slice_is_resampled_in_its_plane() -> None:
     assert back.shape == (40, 30, 1) and dice(back > 0, label > 0) > 0.95
 
 
-def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
+def normalised(values, name, **known):
     image = values.astype(np.float32).reshape(1, -1, 1, 1)
     grid = Grid.of((*image.shape[1:], 2), np.eye(4))
     statistics = {"percentile_00_5": 0.0, "percentile_99_5": 0.0, "mean": 0.0, "std": 0.0, **known}
@@ -253,7 +245,7 @@ def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
     return preprocess_image(np.repeat(image, 2, axis=3), grid, config)[0][0, :, 0, 0]
 
 
-def test_each_normalisation_gives_the_expected_numbers() -> None:
+def test_each_normalisation_gives_the_expected_numbers():
     values = np.array([1.0, 2.0, 3.0, 6.0])  # mean 3, standard deviation sqrt(3.5)
     np.testing.assert_allclose(
         normalised(values, "zscore"), np.array([-2, -1, 0, 3]) / np.sqrt(3.5), rtol=1e-5
@@ -266,7 +258,7 @@ def test_each_normalisation_gives_the_expected_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", ["zscore", "rescale"])
-def test_normalisation_ignores_the_border_and_scale(name: str) -> None:
+def test_normalisation_ignores_the_border_and_scale(name):
     values = np.array([0, 0, 0, 1.0, 2.0, 3.0, 6.0, 0, 0])
     np.testing.assert_allclose(
         normalised(values, name), normalised(values[3:7] * 1000, name), rtol=1e-4, atol=1e-6
@@ -275,12 +267,12 @@ def test_normalisation_ignores_the_border_and_scale(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zscore", "rescale", "ct"])
 @pytest.mark.parametrize("value", [0.0, 7.0])
-def test_constant_images_stay_finite(name: str, value: float) -> None:
+def test_constant_images_stay_finite(name, value):
     assert np.isfinite(normalised(np.full(4, value), name)).all()
     assert np.abs(normalised(np.full(4, value), name)).max() < 1e-3
 
 
-def test_each_channel_has_its_own_normalisation() -> None:
+def test_each_channel_has_its_own_normalisation():
     image = np.arange(1, 17, dtype=np.float32).reshape(2, 2, 2, 2)
     window = {"percentile_00_5": 9.0, "percentile_99_5": 12.0, "mean": 10.0, "std": 2.0}
     config = PreprocessingConfig(3, (1, 1, 1), ("rescale", "ct"), ({}, window))
@@ -289,7 +281,7 @@ def test_each_channel_has_its_own_normalisation() -> None:
     np.testing.assert_allclose(array[1].ravel(), [-0.5, 0, 0.5, 1, 1, 1, 1, 1])
 
 
-def test_an_unknown_normalisation_or_a_bad_spacing_is_an_error() -> None:
+def test_an_unknown_normalisation_or_a_bad_spacing_is_an_error():
     with pytest.raises(ValueError, match=r"normalisation must be one of .*'zscore'.* got \['minmax'\]"):
         PreprocessingConfig(3, (1, 1, 1), ("ct", "minmax"), ({}, {}))
     for spacing in ((1.0, 1.0), (1.0, 1.0, 0.0), (1.0, -1.0, 1.0), (1.0, 1.0, float("nan"))):
@@ -297,7 +289,7 @@ def test_an_unknown_normalisation_or_a_bad_spacing_is_an_error() -> None:
             PreprocessingConfig(3, spacing, ("ct",), ({},))
 
 
-def test_oblique_grids_are_reoriented_to_their_nearest_axes() -> None:
+def test_oblique_grids_are_reoriented_to_their_nearest_axes():
     affine = np.eye(4)
     affine[:3, :3] = rotation((8, -12, 5)) @ np.diag([1, 1, 3]) @ np.eye(3)[[2, 0, 1]]
     image, label = with_border()
@@ -312,7 +304,7 @@ def test_oblique_grids_are_reoriented_to_their_nearest_axes() -> None:
     np.testing.assert_array_equal(restore(one_hot(prepared, 4), crop_info), label)
 
 
-def test_restore_takes_logits_of_any_precision_and_size() -> None:
+def test_restore_takes_logits_of_any_precision_and_size():
     """Four times finer: an edge after the first of 4 voxels is an edge after the fourth of 16."""
     crop_info = CropInfo(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
     logits = torch.full((3, 4, 2, 4), -5.0, dtype=torch.bfloat16)
@@ -325,7 +317,7 @@ def test_restore_takes_logits_of_any_precision_and_size() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_content_box_is_that_of_all_voxels_that_are_not_zero(seed: int) -> None:
+def test_the_content_box_is_that_of_all_voxels_that_are_not_zero(seed):
     rng = np.random.default_rng(seed)
     image = np.where(rng.random((2, 6, 7, 5)) < 0.02, rng.normal(size=(2, 6, 7, 5)), 0)
     image[0, 3, 2, 4] = np.nan
@@ -333,18 +325,16 @@ def test_the_content_box_is_that_of_all_voxels_that_are_not_zero(seed: int) -> N
     assert content_box(image) == tuple(slice(i.min(), i.max() + 1) for i in indices)
 
 
-def whole(shape: tuple[int, ...] = SLAB_SHAPE, nearest_axis: int | None = None) -> CropInfo:
+def whole(shape=SLAB_SHAPE, nearest_axis=None):
     grid = Grid.of(shape, np.eye(4))
     return CropInfo(grid, shape, tuple((0, voxels) for voxels in shape), nearest_axis=nearest_axis)
 
 
-def interpolated(logits: Tensor, shape: tuple[int, ...]) -> Tensor:
+def interpolated(logits, shape):
     return F.interpolate(logits[None], size=shape, mode="trilinear", align_corners=False)[0]
 
 
-def from_slabs(
-    logits: Tensor, crop: CropInfo, axis: int, monkeypatch: pytest.MonkeyPatch, voxels: int
-) -> Tensor:
+def from_slabs(logits, crop, axis, monkeypatch, voxels):
     """All channels on the content's grid, from slabs of at most so many voxels."""
     monkeypatch.setattr(preprocess, "_VOXELS", voxels)
     planes_first = logits.movedim(1 + axis, 1)
@@ -356,9 +346,7 @@ def from_slabs(
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("size", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (20, 7, 30), (1, 1, 1), SLAB_SHAPE])
 @pytest.mark.parametrize("voxels", [1, 250, 10**6])
-def test_slabs_are_the_trilinear_interpolation(
-    axis: int, size: tuple[int, ...], voxels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slabs_are_the_trilinear_interpolation(axis, size, voxels, monkeypatch):
     """Of the whole volume, whatever the size of the slabs; each slab asks for the planes that it needs alone."""
     logits = torch.randn(3, *size, generator=torch.Generator().manual_seed(0))
     result = from_slabs(logits, whole(), axis, monkeypatch, voxels)
@@ -368,9 +356,7 @@ def test_slabs_are_the_trilinear_interpolation(
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("nearest_axis", [0, 1, 2])
-def test_across_thick_slices_the_nearest_is_taken(
-    axis: int, nearest_axis: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_across_thick_slices_the_nearest_is_taken(axis, nearest_axis, monkeypatch):
     logits = torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     chosen = torch.from_numpy(nearest(logits.shape[1 + nearest_axis], SLAB_SHAPE[nearest_axis]))
     expected = interpolated(logits.index_select(1 + nearest_axis, chosen), SLAB_SHAPE)
@@ -379,14 +365,14 @@ def test_across_thick_slices_the_nearest_is_taken(
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_picture_is_a_volume_of_one_slice(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_is_a_volume_of_one_slice(axis, monkeypatch):
     logits = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
     expected = F.interpolate(logits[None], size=(9, 10), mode="bilinear", align_corners=False)[0]
     result = from_slabs(logits, whole((9, 10, 1)), axis, monkeypatch, 30)
     torch.testing.assert_close(result[..., 0], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_slab_needs_few_planes_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slab_needs_few_planes_of_the_prediction(monkeypatch):
     monkeypatch.setattr(preprocess, "_VOXELS", 110 * 3)
     parts = SlabGrid(whole(), 0, 27).slabs()
     assert [(slab.first, slab.stop) for slab in parts] == [(0, 3), (3, 6), (6, 9)]
@@ -395,7 +381,7 @@ def test_a_slab_needs_few_planes_of_the_prediction(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])
 @pytest.mark.parametrize("slices", [False, True])
-def test_restoring_gives_the_highest_channel(shape: tuple[int, ...], slices: bool) -> None:
+def test_restoring_gives_the_highest_channel(shape, slices):
     """The first of equal logits wins. `slices`: the memory layout of stacked slices."""
     logits = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
     logits[4] = logits[2]
@@ -413,7 +399,7 @@ def test_restoring_gives_the_highest_channel(shape: tuple[int, ...], slices: boo
     np.testing.assert_array_equal(restore(logits, whole(), regions.decode), region_label)
 
 
-def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
+def test_restore_does_not_hold_all_channels_on_the_native_grid():
     """All 30 classes on 80 x 80 x 80 voxels would need 61 MB; one channel needs 2 MB."""
     code = """
 import resource, sys, numpy as np, torch

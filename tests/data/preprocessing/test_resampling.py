@@ -22,15 +22,13 @@ SHAPES = [
 ]
 
 
-def scipy_zoom(volume: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
+def scipy_zoom(volume, shape, order):
     factors = [new / old for new, old in zip(shape, volume.shape, strict=True)]
     return ndimage.zoom(volume.astype(np.float32), factors, order=order, mode="nearest", grid_mode=True)
 
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
-def test_resampled_probabilities_equal_those_of_scipy_and_stay_probabilities(
-    before: tuple[int, ...], after: tuple[int, ...]
-) -> None:
+def test_resampled_probabilities_equal_those_of_scipy_and_stay_probabilities(before, after):
     volume = np.random.default_rng(0).random(before, np.float32)
     resampled = zoom(volume, after, order=LINEAR)
     np.testing.assert_allclose(resampled, scipy_zoom(volume, after, 1), atol=1e-6)
@@ -39,9 +37,7 @@ def test_resampled_probabilities_equal_those_of_scipy_and_stay_probabilities(
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_resampled_image_equals_that_of_scipy(
-    before: tuple[int, ...], after: tuple[int, ...], order: str
-) -> None:
+def test_a_resampled_image_equals_that_of_scipy(before, after, order):
     volume = np.random.default_rng(0).normal(100, 30, before).astype(np.float32, order=order)
     image = zoom(volume, after)
     assert image.dtype == np.float32
@@ -50,9 +46,7 @@ def test_a_resampled_image_equals_that_of_scipy(
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
 @pytest.mark.parametrize("classes", [2, 5])
-def test_a_resampled_label_is_the_class_with_the_largest_weight_in_scipy(
-    before: tuple[int, ...], after: tuple[int, ...], classes: int
-) -> None:
+def test_a_resampled_label_is_the_class_with_the_largest_weight_in_scipy(before, after, classes):
     """Classes share most voxels of noise, and few voxels of regions."""
     rng = np.random.default_rng(1)
     regions = (ndimage.gaussian_filter(rng.normal(0, 1, before), 2) * 20).clip(0, classes - 1)
@@ -63,12 +57,12 @@ def test_a_resampled_label_is_the_class_with_the_largest_weight_in_scipy(
         np.testing.assert_array_equal(resampled, weights.argmax(0))
 
 
-def test_the_lower_of_two_equal_classes_wins() -> None:
+def test_the_lower_of_two_equal_classes_wins():
     assert zoom_label(np.array([[0, 0, 1, 1, 2, 2, 0, 2]], np.int16), (1, 4)).tolist() == [[0, 1, 2, 0]]
     assert zoom_label(np.array([[2, 1, 1, 0, 0, 2]], np.int16), (1, 3)).tolist() == [[1, 0, 0]]
 
 
-def test_empty_and_thin_labels_are_resampled() -> None:
+def test_empty_and_thin_labels_are_resampled():
     assert not zoom_label(np.zeros((8, 8, 8), np.int16), (5, 5, 5)).any()
     thin = np.zeros((60, 4, 4), np.int16)
     thin[1] = 1
@@ -76,22 +70,20 @@ def test_empty_and_thin_labels_are_resampled() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
-def test_a_smoothed_image_equals_a_gaussian_and_scipys_zoom(
-    before: tuple[int, ...], after: tuple[int, ...]
-) -> None:
+def test_a_smoothed_image_equals_a_gaussian_and_scipys_zoom(before, after):
     volume = np.random.default_rng(0).normal(100, 30, before).astype(np.float32)
     sigma = [max(0, (old / new - 1) / 2) for old, new in zip(before, after, strict=True)]
     smooth = ndimage.gaussian_filter(volume, sigma, mode="nearest")
     np.testing.assert_allclose(zoom(volume, after, smooths=True), scipy_zoom(smooth, after, 3), atol=1e-3)
 
 
-def test_a_volume_that_keeps_its_shape_is_not_changed() -> None:
+def test_a_volume_that_keeps_its_shape_is_not_changed():
     volume = np.random.default_rng(0).normal(0, 1, (4, 5, 6)).astype(np.float32)
     np.testing.assert_array_equal(zoom(volume, volume.shape), volume)
 
 
 @pytest.mark.parametrize(("n", "new"), [(5, 5), (4, 7), (9, 4), (6, 3), (1, 4), (3, 1)])
-def test_the_nearest_slices_are_those_of_scipy(n: int, new: int) -> None:
+def test_the_nearest_slices_are_those_of_scipy(n, new):
     places = n / new * (np.arange(new) + 0.5) - 0.5
     expected = ndimage.map_coordinates(np.arange(n), places[None], order=0, mode="nearest")
     np.testing.assert_array_equal(nearest(n, new), expected)
@@ -108,14 +100,12 @@ def test_the_nearest_slices_are_those_of_scipy(n: int, new: int) -> None:
         ((0.24, 1.25, 1.2500001), (1, 1, 1), None),  # equal but for rounding
     ],
 )
-def test_thick_slices_are_resampled_apart(
-    spacing: tuple[float, ...], target: tuple[float, ...], expected: int | None
-) -> None:
+def test_thick_slices_are_resampled_apart(spacing, target, expected):
     assert nearest_axis(spacing, target) == expected
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, 2])
-def test_values_stay_within_the_range_of_their_slice(axis: int | None) -> None:
+def test_values_stay_within_the_range_of_their_slice(axis):
     rng, shape = np.random.default_rng(0), (7, 9, 11)
     volume = (rng.random((6, 5, 7)) > 0.5).astype(np.float32) * rng.random((6, 1, 1)).astype(np.float32)
     if axis is None:
@@ -130,7 +120,7 @@ def test_values_stay_within_the_range_of_their_slice(axis: int | None) -> None:
 
 
 @pytest.mark.parametrize("shape", [(24, 24, 12), (7, 9, 5), (30, 5, 6)])
-def test_between_distant_label_values_no_other_value_appears(shape: tuple[int, ...]) -> None:
+def test_between_distant_label_values_no_other_value_appears(shape):
     """Linear interpolation of the values 1 and 9 would give 3, as in nnU-Net #909."""
     label = np.zeros((12, 12, 6), np.int16)
     label[:6, :6], label[6:, :6], label[:6, 6:] = 1, 3, 9

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from mmap import mmap
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,7 +47,7 @@ from medconv.data.preprocessing.store import Store, StoreCheck, _save
 CASES = ["case_0", "case_1", "case_2"]
 
 
-def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_an_entry_is_read_as_it_was_written(tmp_path):
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
     store, entry = Store(tmp_path / "store"), make_entry(case, preprocessing_config(), 3)
@@ -67,7 +65,7 @@ def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(restore(logits, read.crop_info), label_array(0))
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
+DAMAGES = {
     "gone": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: truncate(path, 0.9),
@@ -77,7 +75,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy", "json"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_reading_a_damaged_entry_names_its_case(tmp_path: Path, damage: str, name: str) -> None:
+def test_reading_a_damaged_entry_names_its_case(tmp_path, damage, name):
     store = fill_store(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     DAMAGES[damage](store.folder / f"case_0.{name}")
     with pytest.raises(
@@ -86,19 +84,19 @@ def test_reading_a_damaged_entry_names_its_case(tmp_path: Path, damage: str, nam
         store.read("case_0")
 
 
-def test_a_reader_never_sees_half_an_entry(tmp_path: Path) -> None:
+def test_a_reader_never_sees_half_an_entry(tmp_path):
     """A case that is being replaced has no record, so a record never describes other arrays."""
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    steps: list[tuple[str, bool]] = []
+    steps = []
     with before_each_file(lambda path: steps.append((path.name, store.has(case)))):
         store.write(case, make_entry(case, preprocessing_config(), 3))
     assert steps == [(f"case_0.{n}", False) for n in ("image.npy", "label.npy", "foreground.npy", "json")]
     assert store.has(case)
 
 
-def test_partial_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_writer_are_removed(tmp_path):
     """Not a case whose name begins with a dot."""
     dataset = msd(write_msd(tmp_path / "raw"))
     first, *others = dataset.cases
@@ -127,7 +125,7 @@ def test_partial_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
         {"dtype": 5},
     ],
 )
-def test_a_record_that_does_not_match_its_file_is_an_error(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_record_that_does_not_match_its_file_is_an_error(tmp_path, change):
     """Anybody can compute a record's checksum, so its values are compared with the file."""
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
@@ -138,7 +136,7 @@ def test_a_record_that_does_not_match_its_file_is_an_error(tmp_path: Path, chang
         store.read(case.id)
 
 
-def test_arrays_of_different_cases_are_an_error(tmp_path: Path) -> None:
+def test_arrays_of_different_cases_are_an_error(tmp_path):
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     record = store._record(case.id)
@@ -148,7 +146,7 @@ def test_arrays_of_different_cases_are_an_error(tmp_path: Path) -> None:
         store.read(case.id)
 
 
-def test_folders_of_others_stay_in_the_store(tmp_path: Path) -> None:
+def test_folders_of_others_stay_in_the_store(tmp_path):
     dataset = tiny(tmp_path / "data", 2)
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / ".snapshot.of.today").mkdir()
@@ -160,7 +158,7 @@ def test_folders_of_others_stay_in_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["images", "labels", "time alone"])
-def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which: str) -> None:
+def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path, which):
     dataset = tiny(tmp_path / "data")
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     before = times(store)
@@ -180,9 +178,7 @@ def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which
 @pytest.mark.parametrize(
     "damage", [truncate, change_a_byte, lambda path: path.unlink()], ids=["cut", "changed", "gone"]
 )
-def test_a_damaged_entry_is_prepared_again(
-    tmp_path: Path, name: str, damage: Callable[[Path], object]
-) -> None:
+def test_a_damaged_entry_is_prepared_again(tmp_path, name, damage):
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = fill_store(dataset, preprocessing_config(), cache, 2)
     before = times(store)
@@ -194,9 +190,7 @@ def test_a_damaged_entry_is_prepared_again(
 
 
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy"])
-def test_damage_that_keeps_size_and_time_is_found_in_a_small_store_and_by_verify(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_that_keeps_size_and_time_is_found_in_a_small_store_and_by_verify(tmp_path, name, monkeypatch):
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = fill_store(dataset, preprocessing_config(), cache, 1)
     before = times(store)
@@ -215,7 +209,7 @@ def test_damage_that_keeps_size_and_time_is_found_in_a_small_store_and_by_verify
 
 
 @pytest.mark.parametrize("name", ["image", "label"])
-def test_validation_finds_damage_that_keeps_size_and_time(tmp_path: Path, name: str) -> None:
+def test_validation_finds_damage_that_keeps_size_and_time(tmp_path, name):
     dataset = tiny(tmp_path)
     store = fill_store(dataset, preprocessing_config(), tmp_path / "store", 1)
     case = dataset.cases[1]
@@ -230,7 +224,7 @@ def test_validation_finds_damage_that_keeps_size_and_time(tmp_path: Path, name: 
     assert CaseDataset(store, dataset.cases)[1]["case"] == case.id
 
 
-def test_a_copied_store_is_read_once_and_not_prepared_again(tmp_path: Path) -> None:
+def test_a_copied_store_is_read_once_and_not_prepared_again(tmp_path):
     """Copied files have new times: the checksums are compared once, and the new times stored."""
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = fill_store(dataset, preprocessing_config(), cache, 1)
@@ -251,18 +245,18 @@ def test_a_copied_store_is_read_once_and_not_prepared_again(tmp_path: Path) -> N
     assert_complete(copy, dataset)
 
 
-def test_a_read_only_copy_of_a_store_is_used(open_folder: Path) -> None:
+def test_a_read_only_copy_of_a_store_is_used(open_folder):
     dataset = tiny(open_folder / "data", 1)
     store = fill_store(dataset, preprocessing_config(), open_folder / "cache", 1)
     os.utime(store.folder / "case_0.image.npy", ns=(1, 1))
 
-    def look() -> None:
+    def look():
         raise ValueError(store.has(dataset.cases[0]))
 
     assert unprivileged(look) == "ValueError: True"
 
 
-def test_entries_of_another_config_are_not_used(tmp_path: Path) -> None:
+def test_entries_of_another_config_are_not_used(tmp_path):
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
     one = fill_store(dataset, preprocessing_config(), cache, 1)
     other = fill_store(dataset, preprocessing_config(normalisation="zscore"), cache, 1)
@@ -273,7 +267,7 @@ def test_entries_of_another_config_are_not_used(tmp_path: Path) -> None:
     assert_complete(one, dataset)
 
 
-def test_reading_a_damaged_entry_says_what_to_do(tmp_path: Path) -> None:
+def test_reading_a_damaged_entry_says_what_to_do(tmp_path):
     store = fill_store(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     truncate(store.folder / "case_0.image.npy")
     with pytest.raises(
@@ -283,11 +277,11 @@ def test_reading_a_damaged_entry_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return fill_store(tiny(tmp_path / "data"), preprocessing_config(), tmp_path / "cache", 1)
 
 
-def checked(store: Store, step: int = 0) -> StoreCheck:
+def checked(store, step=0):
     """A check that has read all cases."""
     check = StoreCheck(store, CASES)
     check.go_on(step)
@@ -295,13 +289,13 @@ def checked(store: Store, step: int = 0) -> StoreCheck:
     return check
 
 
-def end_of(check: StoreCheck) -> None:
+def end_of(check):
     assert check._thread is not None
     check._thread.join()
 
 
 @pytest.mark.parametrize("name", ["image", "label", "foreground"])
-def test_a_damaged_case_is_named_and_prepared_anew(tmp_path: Path, store: Store, name: str) -> None:
+def test_a_damaged_case_is_named_and_prepared_anew(tmp_path, store, name):
     checked(store).go_on(1)  # no damage
     change_a_byte_unnoticed(store.folder / f"case_1.{name}.npy")
     check = checked(store)
@@ -310,16 +304,16 @@ def test_a_damaged_case_is_named_and_prepared_anew(tmp_path: Path, store: Store,
     assert not (store.folder / "case_1.json").exists()
 
 
-def test_the_step_decides_the_first_case(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases: list[str] = []
+def test_the_step_decides_the_first_case(store, monkeypatch):
+    cases = []
     monkeypatch.setattr(store, "verify", lambda case: cases.append(case) or [])
     checked(store, step=7)
     assert cases == ["case_1", "case_2", "case_0"]
 
 
-def test_it_takes_a_small_share_of_the_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_a_small_share_of_the_time(store, monkeypatch):
     """It waits 49 times as long as each block took."""
-    waits: list[float] = []
+    waits = []
     seconds = iter(range(0, 100, 2))
     check = StoreCheck(store, CASES)
     monkeypatch.setattr(check._stopped, "wait", waits.append)
@@ -330,13 +324,11 @@ def test_it_takes_a_small_share_of_the_time(store: Store, monkeypatch: pytest.Mo
     assert waits == pytest.approx([98.0] * 3)
 
 
-def test_a_stop_ends_the_check_within_a_case_and_does_not_wait_for_the_disk(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases: list[str] = []
+def test_a_stop_ends_the_check_within_a_case_and_does_not_wait_for_the_disk(store, monkeypatch):
+    cases = []
     answer = threading.Event()  # of the disk
 
-    def verify(self: Store, case: str) -> Iterator[None]:
+    def verify(self, case):
         cases.append(case)
         answer.wait()
         yield
@@ -355,12 +347,10 @@ class AfterTheCheck(Callback):
     """The second step begins once all cases were read."""
 
     def on_train_batch_end(self, trainer: object, *args: object) -> None:
-        trainer.datamodule._check._thread.join()  # type: ignore[attr-defined]
+        trainer.datamodule._check._thread.join()
 
 
-def test_a_run_ends_and_the_next_one_prepares_the_case_anew(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_and_the_next_one_prepares_the_case_anew(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(dataset_cache, "_VERIFIED_AT_START", 0)  # as if the store were large
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     wait = f"+callbacks.wait._target_={__name__}.AfterTheCheck"

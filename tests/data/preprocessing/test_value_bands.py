@@ -1,7 +1,5 @@
 """medconv/data/preprocessing/value_bands.py: images whose values are far from all others."""
 
-from pathlib import Path
-
 import nibabel as nib
 import numpy as np
 import pytest
@@ -26,19 +24,19 @@ USUAL = [[-1000.0 + case, -800.0, 0.0, 50.0, 300.0 + 5 * case] for case in range
         ((), False),  # the case lacks the channel
     ],
 )
-def test_far_is_shifted_or_scaled_as_a_whole(row: list[float], is_far: bool) -> None:
+def test_far_is_shifted_or_scaled_as_a_whole(row, is_far):
     band = band_of(USUAL)
     assert band is not None
     assert band.far(row) == is_far
 
 
-def test_with_few_others_nothing_is_known() -> None:
+def test_with_few_others_nothing_is_known():
     band = band_of(USUAL[:3])
     assert band is not None
     assert not band.far([value + 1e6 for value in USUAL[0]])
 
 
-def test_a_case_is_compared_with_all_others_but_itself() -> None:
+def test_a_case_is_compared_with_all_others_but_itself():
     shifted = [value + 1024 for value in USUAL[2]]
     rows = [*USUAL[:4], shifted, *USUAL[4:], ()]
     ((index, others),) = far_cases(rows)
@@ -48,13 +46,13 @@ def test_a_case_is_compared_with_all_others_but_itself() -> None:
     assert far_cases([()] * 6) == []
 
 
-def test_a_band_survives_a_file() -> None:
+def test_a_band_survives_a_file():
     band = band_of(USUAL)
     assert band is not None
     assert Band.from_plain(band.plain()) == band
 
 
-def test_percentiles_are_those_of_each_channel() -> None:
+def test_percentiles_are_those_of_each_channel():
     image = np.stack([np.arange(101.0).reshape(1, 101, 1), np.full((1, 101, 1), 3.0)]).astype(np.float32)
     assert percentiles(image, missing=[1]) == ((5.0, 25.0, 50.0, 75.0, 95.0), ())
 
@@ -69,7 +67,7 @@ def test_percentiles_are_those_of_each_channel() -> None:
         ("Dataset027_ACDC/imagesTr/*.nii.gz", 20),
     ],
 )
-def test_real_sets_have_no_false_alarm(pattern: str, count: int, realdata: Path) -> None:
+def test_real_sets_have_no_false_alarm(pattern, count, realdata):
     """None of them is checked so by default, but for pictures: their normalisation adapts to each image."""
     rows = []
     for path in sorted(realdata.glob(pattern))[:count]:

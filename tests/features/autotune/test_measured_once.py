@@ -2,38 +2,37 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from medconv.config import ConfigError, DataConfig, Node, RunConfig, TrainerConfig
+from medconv.config import ConfigError, DataConfig, RunConfig, TrainerConfig
 from medconv.features.autotune import measured_once
 from medconv.utils.hardware import uses_gpu
 
 
-def config(folder: Path, devices: int = 1) -> RunConfig:
+def config(folder, devices=1):
     return replace(
         RunConfig(), data=DataConfig(cache_dir=str(folder)), trainer=TrainerConfig("cpu", devices, 1)
     )
 
 
-def measured(config: RunConfig, seconds: float = 2.0, **key: int) -> tuple[Node, Path]:
+def measured(config, seconds=2.0, **key):
     return measured_once.measured_once(
         config, "steps", key, lambda: {"seconds": seconds}, lambda result: "seconds" in result
     )
 
 
-def test_later_runs_read_the_first_result_of_the_same_key(tmp_path: Path) -> None:
+def test_later_runs_read_the_first_result_of_the_same_key(tmp_path):
     first, path = measured(config(tmp_path), 2.0, patch=8)
     assert path.parent == tmp_path / "steps" and json.loads(path.read_text()) == first
     assert measured(config(tmp_path), 3.0, patch=8)[0]["seconds"] == 2.0
     assert measured(config(tmp_path), 3.0, patch=16)[0]["seconds"] == 3.0
 
 
-def test_a_result_that_holds_once_is_written_for_other_ranks_alone(tmp_path: Path) -> None:
-    def measured_busy(devices: int) -> Path:
+def test_a_result_that_holds_once_is_written_for_other_ranks_alone(tmp_path):
+    def measured_busy(devices):
         return measured_once.measured_once(
             config(tmp_path, devices),
             "steps",
@@ -47,10 +46,10 @@ def test_a_result_that_holds_once_is_written_for_other_ranks_alone(tmp_path: Pat
     assert measured_busy(devices=2).is_file()
 
 
-def test_steps_are_measured_with_the_flags_of_the_run(tmp_path: Path) -> None:
+def test_steps_are_measured_with_the_flags_of_the_run(tmp_path):
     """And so a result with other flags is another one."""
 
-    def flags() -> tuple[bool, bool, str]:
+    def flags():
         return (
             torch.backends.cudnn.benchmark,
             torch.are_deterministic_algorithms_enabled(),
@@ -78,7 +77,7 @@ def test_steps_are_measured_with_the_flags_of_the_run(tmp_path: Path) -> None:
     assert flags() == before
 
 
-def test_other_ranks_wait_for_the_result_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_wait_for_the_result_of_rank_0(tmp_path, monkeypatch):
     _, path = measured(config(tmp_path))
     record = path.read_text()
     path.unlink()
@@ -88,7 +87,7 @@ def test_other_ranks_wait_for_the_result_of_rank_0(tmp_path: Path, monkeypatch: 
     assert measured(config(tmp_path, 2), 3.0)[0]["seconds"] == 2.0
 
 
-def test_waiting_for_rank_0_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_rank_0_ends_with_an_error(tmp_path, monkeypatch):
     seconds = iter([0.0, 1.0, measured_once._PATIENCE + 1.0])
     waits = SimpleNamespace(monotonic=seconds.__next__, sleep=lambda _: None)
     monkeypatch.setenv("RANK", "1")
@@ -98,9 +97,7 @@ def test_waiting_for_rank_0_ends_with_an_error(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("content", ["", '{"other": 1}', "[]", "{}", "1"])
-def test_a_damaged_file_is_measured_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
-) -> None:
+def test_a_damaged_file_is_measured_anew(tmp_path, caplog, content):
     _, path = measured(config(tmp_path))
     path.write_text(content)
     assert measured(config(tmp_path), 3.0)[0]["seconds"] == 3.0
@@ -108,9 +105,7 @@ def test_a_damaged_file_is_measured_anew(
     assert json.loads(path.read_text())["seconds"] == 3.0
 
 
-def test_several_ranks_need_a_file_that_can_be_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_several_ranks_need_a_file_that_can_be_written(tmp_path, caplog):
     (tmp_path / "steps").write_text("in the way")
     assert measured(config(tmp_path))[0]["seconds"] == 2.0
     assert "the result cannot be kept for later runs" in caplog.text
@@ -118,6 +113,6 @@ def test_several_ranks_need_a_file_that_can_be_written(
         measured(config(tmp_path, 2))
 
 
-def test_the_key_has_this_machine(tmp_path: Path) -> None:
+def test_the_key_has_this_machine(tmp_path):
     key = measured(config(tmp_path))[0]["key"]
     assert key["hardware"][0] and key["versions"] and not uses_gpu("cpu")

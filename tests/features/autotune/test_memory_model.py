@@ -34,14 +34,7 @@ RESIDUAL = (1, 2, 3)
     ],
     ids=str,
 )
-def test_the_estimate_is_near_what_a_step_takes(
-    patch: tuple[int, ...],
-    channels: tuple[int, ...],
-    batch: int,
-    classes: int,
-    choice: Choice,
-    blocks: tuple[int, ...] | None,
-) -> None:
+def test_the_estimate_is_near_what_a_step_takes(patch, channels, batch, classes, choice, blocks):
     """Without the weights, their gradients and moments, which `step_memory` finds there already."""
     strides = ((2,) * len(patch),) * (len(channels) - 1)
     kernels = ((3,) * len(patch),) * len(channels)
@@ -61,6 +54,6 @@ def test_the_estimate_is_near_what_a_step_takes(
     assert estimate == pytest.approx(measured, rel=0.15), f"{estimate / measured - 1:+.3f}"
 
 
-def test_a_negative_budget_is_refused() -> None:
+def test_a_negative_budget_is_refused():
     with pytest.raises(ValueError, match=r"memory_gb must be a positive number of GB, got -1"):
         Budget(-1)

@@ -17,7 +17,7 @@ AMPLE_S = 600  # more than a few steps take on any machine
 OPEN = dict.fromkeys(("precision", "channels_last", "fast_norm", "activation_checkpointing", "compile"))
 
 
-def test_candidates_fit_the_hardware_and_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_fit_the_hardware_and_the_network(monkeypatch):
     monkeypatch.setattr(hardware, "fast_bf16_cpu", lambda: True)
     assert [str(choice) for choice in choices(OPEN, unet("instance"), gpu=False)] == [
         *("32-true", "32-true, channels_last", "32-true, channels_last, fast_norm"),
@@ -29,14 +29,14 @@ def test_candidates_fit_the_hardware_and_the_network(monkeypatch: pytest.MonkeyP
     assert {choice.precision for choice in choices(OPEN, unet("instance"), gpu=False)} == {"32-true"}
 
 
-def test_settings_of_the_user_stay() -> None:
+def test_settings_of_the_user_stay():
     fixed = {**OPEN, "precision": "64-true", "channels_last": False, "activation_checkpointing": "blocks"}
     assert choices(fixed, unet("instance"), gpu=False) == [
         Choice("64-true", fast_depthwise=True, activation_checkpointing="blocks")
     ]
 
 
-def test_the_fastest_is_first_and_the_network_is_unchanged() -> None:
+def test_the_fastest_is_first_and_the_network_is_unchanged():
     network = unet("instance")
     before = {name: value.clone() for name, value in network.state_dict().items()}
     kinds = [type(layer) for layer in network.modules()]
@@ -53,7 +53,7 @@ def test_the_fastest_is_first_and_the_network_is_unchanged() -> None:
     assert candidates[0].row()["seconds"] == pytest.approx(candidates[0].per_sample * 2)
 
 
-def test_measuring_draws_no_random_numbers_of_the_caller() -> None:
+def test_measuring_draws_no_random_numbers_of_the_caller():
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
@@ -75,7 +75,7 @@ class _WrongInHalf(nn.Module):
         return 3 * y + torch.arange(2.0).view(1, 2, 1, 1) if y.dtype == torch.bfloat16 else y
 
 
-def test_a_candidate_with_a_wrong_loss_is_rejected_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_candidate_with_a_wrong_loss_is_rejected_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         candidates = measure(work(_WrongInHalf()), [Choice(), Choice("bf16-mixed")], seconds=AMPLE_S)
     assert candidates[0].choice == Choice() and not candidates[0].remark
@@ -96,7 +96,7 @@ class _Hungry(nn.Module):
         return self.body(x)
 
 
-def test_checkpointing_is_tried_if_nothing_else_fits_into_memory() -> None:
+def test_checkpointing_is_tried_if_nothing_else_fits_into_memory():
     candidates = measure(work(_Hungry()), [Choice()], seconds=AMPLE_S)
     assert candidates[0].choice == Choice(activation_checkpointing="pointwise") and not candidates[0].remark
     assert candidates[1].remark == "does not fit into memory"
@@ -104,12 +104,12 @@ def test_checkpointing_is_tried_if_nothing_else_fits_into_memory() -> None:
     assert without[0].remark == "does not fit into memory" and without[0].row()["seconds"] is None
 
 
-def test_other_errors_are_raised() -> None:
+def test_other_errors_are_raised():
     with pytest.raises(RuntimeError, match="size"):
         measure(work(nn.Conv2d(3, 2, 3)), [Choice()], seconds=AMPLE_S)
 
 
-def test_no_candidate_is_tried_after_the_time_limit() -> None:
+def test_no_candidate_is_tried_after_the_time_limit():
     network = unet("instance")
     candidates = measure(work(network), choices(OPEN, network, gpu=False), seconds=0)
     tried = [candidate for candidate in candidates if candidate.seconds]
@@ -117,7 +117,7 @@ def test_no_candidate_is_tried_after_the_time_limit() -> None:
     assert {candidate.remark for candidate in candidates[1:]} <= {"not tried: no time left"}
 
 
-def test_a_larger_batch_is_chosen_if_it_is_cheaper_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_batch_is_chosen_if_it_is_cheaper_per_sample(monkeypatch):
     cost = {2: 1.0, 4: 1.2, 8: 1.6, 16: 3.2}
     monkeypatch.setattr(search, "_timed", lambda trial: (cost[len(trial.image)] / 1000, float(trial.step())))
     candidates = measure(work(unet("instance")), [Choice()], seconds=AMPLE_S, try_batch_size=True)
@@ -129,7 +129,7 @@ def test_a_larger_batch_is_chosen_if_it_is_cheaper_per_sample(monkeypatch: pytes
     )
 
 
-def test_the_plainest_of_equal_candidates_is_chosen() -> None:
+def test_the_plainest_of_equal_candidates_is_chosen():
     slow, plain, same = (Candidate(Choice(), 1, [s]) for s in (1.0, 0.50, 0.49))
     assert search._best([slow, plain, same]) is plain
     assert search._best([Candidate(Choice(), 1, [1.0], remark="wrong loss")]) is None
@@ -146,7 +146,7 @@ class _Random(nn.Module):
         return nn.functional.dropout(self.conv(x), 0.5, self.training)
 
 
-def test_a_random_loss_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_random_loss_is_not_compared(caplog):
     with caplog.at_level(logging.WARNING):
         candidates = measure(work(_Random()), [Choice(), Choice(channels_last=True)], seconds=AMPLE_S)
     assert not any(candidate.remark for candidate in candidates)
@@ -161,6 +161,6 @@ class _NotInHalf(_Random):
         return y
 
 
-def test_a_candidate_that_fails_is_rejected_and_the_others_stay() -> None:
+def test_a_candidate_that_fails_is_rejected_and_the_others_stay():
     candidates = measure(work(_NotInHalf()), [Choice(), Choice("bf16-mixed")], seconds=AMPLE_S)
     assert candidates[0].choice == Choice() and candidates[1].remark == "fails: no such kernel"

@@ -1,9 +1,6 @@
 """medconv/features/bound: bounds against their definition, their coverage, and the commands around them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from medconv.inference import output
 from medconv.utils.exit_codes import DONE, USER
 
 
-def test_the_margin_is_an_order_statistic_of_the_distances() -> None:
+def test_the_margin_is_an_order_statistic_of_the_distances():
     """Nine distances, .1 to .9: their 9th of (9 + 1) x .9, the 5th of 10 x .5; eight are too few for .9."""
     estimated = [0.1 * n for n in range(1, 10)]
     true = [0.0] * 9
@@ -28,7 +25,7 @@ def test_the_margin_is_an_order_statistic_of_the_distances() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.3])
-def test_bounds_hold_in_the_wanted_share_however_poor_the_estimate(noise: float) -> None:
+def test_bounds_hold_in_the_wanted_share_however_poor_the_estimate(noise):
     rng = np.random.default_rng(0)
     held = []
     for _ in range(400):
@@ -41,14 +38,14 @@ def test_bounds_hold_in_the_wanted_share_however_poor_the_estimate(noise: float)
     assert 0.9 <= np.mean(held) <= 0.92
 
 
-def estimates(folder: Path, by_case: dict[str, float | None]) -> None:
+def estimates(folder, by_case):
     (folder / "quality").mkdir(exist_ok=True)
     for case, dice in by_case.items():
         content = {"networks": 2, "method": "pairwise_dice", "classes": {"1": {"dice": dice}}}
         (folder / "quality" / f"{case}.json").write_text(json.dumps(content))
 
 
-def evaluated(tmp_path: Path, name: str, sizes: dict[str, int]) -> tuple[Path, Path]:
+def evaluated(tmp_path, name, sizes):
     """Predictions of discs that are too small by so many voxels, with estimates .05 above the true Dice."""
     true = {case: label_of(10) for case in sizes}
     predicted = {case: label_of(10 - missing) for case, missing in sizes.items()}
@@ -59,9 +56,7 @@ def evaluated(tmp_path: Path, name: str, sizes: dict[str, int]) -> tuple[Path, P
     return predictions, references
 
 
-def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(tmp_path, monkeypatch, capsys):
     predictions, references = evaluated(tmp_path, "known", {f"c{i}": i for i in range(1, 7)})
     calibration = tmp_path / "metrics.json"
     evaluation = segmentation.evaluate(predictions, references)
@@ -95,14 +90,7 @@ def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(
         (None, [], "metrics.json"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
-    content: str | None,
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_used_is_one_line(content, words, message, tmp_path, monkeypatch, capsys):
     calibration = tmp_path / "metrics.json"
     if content is not None:
         calibration.write_text(content)
@@ -113,14 +101,14 @@ def test_what_cannot_be_used_is_one_line(
     assert message in error
 
 
-def test_predictions_without_estimates_are_named(tmp_path: Path) -> None:
+def test_predictions_without_estimates_are_named(tmp_path):
     calibration = tmp_path / "metrics.json"
     calibration.write_text(json.dumps({"quality": {"cases": {}, "per_class": {}}, "cases": []}))
     with pytest.raises(ValueError, match="no estimates of Dice; predict with --quality"):
         bounds.bounds(tmp_path, calibration, 0.9)
 
 
-def test_the_manifest_of_the_predictions_has_the_bounds(tmp_path: Path) -> None:
+def test_the_manifest_of_the_predictions_has_the_bounds(tmp_path):
     manifest = {"settings": {}, "cases": {}, "overwriting": [], "class_names": ["background", "1"]}
     (tmp_path / "prediction.json").write_text(json.dumps(manifest))
     rows = [bounds.Bound("a", "1", 0.9, 0.85, 0.9), bounds.Bound("b", "1", 0.7, 0.6, 0.9)]

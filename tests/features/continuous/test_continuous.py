@@ -1,11 +1,7 @@
 """medconv/features/continuous: targets that are images, from their files to predictions in their units."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -31,13 +27,13 @@ AFFINE = np.diag([1.0, 1.5, 2.0, 1.0])
 SAME = ["data.labels=clean", "data.layout.same_units=true", "optimizer=adamw", "callbacks=default"]
 
 
-def save(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> Path:
+def save(path, array, affine=AFFINE):
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.save(nib.Nifti1Image(np.asarray(array, np.float32), affine), path)
     return path
 
 
-def write_pairs(root: Path, cases: int = 6) -> Path:
+def write_pairs(root, cases=6):
     """Noisy images and clean ones, of scales from 1 to 1000; and `dose`, clean ones in a unit of their own."""
     for number in range(cases):
         rng = np.random.default_rng(number)
@@ -53,12 +49,12 @@ def write_pairs(root: Path, cases: int = 6) -> Path:
     return root
 
 
-def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
+def train(root, folder, *more):
     """One run in this process; returns its summary."""
     return tiny.trained(*overrides(root, folder), *more)
 
 
-def overrides(root: Path, folder: Path) -> list[str]:
+def overrides(root, folder):
     return [
         "data=image_pairs",
         f"data.root={root}",
@@ -70,21 +66,19 @@ def overrides(root: Path, folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pairs(tmp_path_factory):
     return write_pairs(tmp_path_factory.mktemp("pairs") / "data")
 
 
 @pytest.fixture(scope="module")
-def denoised(pairs: Path) -> Path:
+def denoised(pairs):
     """A run of four steps that learns the difference to the noisy image."""
     folder = pairs.parent / "run"
     train(pairs, folder, *SAME, "callbacks=default")
     return folder
 
 
-def test_metrics_are_those_of_scikit_image_however_many_planes_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_metrics_are_those_of_scikit_image_however_many_planes_at_once(monkeypatch):
     rng = np.random.default_rng(0)
     reference = rng.random((24, 21, 15))
     image = reference + 0.1 * rng.standard_normal(reference.shape)
@@ -107,7 +101,7 @@ def test_metrics_are_those_of_scikit_image_however_many_planes_at_once(
     assert scaled["psnr"] == pytest.approx(row["psnr"])
 
 
-def test_metrics_of_pictures_and_of_constant_references() -> None:
+def test_metrics_of_pictures_and_of_constant_references():
     rng = np.random.default_rng(0)
     picture = rng.random((20, 30, 1))
     assert metrics.measure(picture, picture) == {
@@ -122,7 +116,7 @@ def test_metrics_of_pictures_and_of_constant_references() -> None:
 
 
 @pytest.mark.parametrize("same_units", [False, True])
-def test_targets_take_their_losses_and_come_back_from_plain_values(same_units: bool) -> None:
+def test_targets_take_their_losses_and_come_back_from_plain_values(same_units):
     targets = ContinuousTargets(same_units=same_units, mean=-300.0, std=500.0, low=-1000.0)
     assert Targets.from_plain(json.loads(json.dumps(targets.plain()))) == targets
     for loss in (ImageLoss(), ImageLoss(ssim=0.5), torch.nn.MSELoss()):
@@ -133,7 +127,7 @@ def test_targets_take_their_losses_and_come_back_from_plain_values(same_units: b
         Targets.from_plain({**targets.plain(), "std": 0})
 
 
-def test_the_loss_is_that_of_the_images_in_both_units() -> None:
+def test_the_loss_is_that_of_the_images_in_both_units():
     target = torch.rand(2, 1, 12, 12)
     image = torch.rand(2, 1, 12, 12)
     of_difference = ContinuousTargets(same_units=True)
@@ -145,7 +139,7 @@ def test_the_loss_is_that_of_the_images_in_both_units() -> None:
     assert float(loss) == pytest.approx(1)
 
 
-def wrong_pair(tmp_path: Path, image: np.ndarray, target: np.ndarray, same: bool, affine: np.ndarray) -> Any:
+def wrong_pair(tmp_path, image, target, same, affine):
     save(tmp_path / "images/a.nii.gz", image)
     save(tmp_path / "targets/a.nii.gz", target, affine)
     dataset = image_pairs(str(tmp_path / "images"), str(tmp_path / "targets"), same)
@@ -166,7 +160,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_looks_wrong_in_a_pair(name: str, tmp_path: Path) -> None:
+def test_what_looks_wrong_in_a_pair(name, tmp_path):
     *pair, text = WRONG[name]
     report = wrong_pair(tmp_path, *pair)
     (message,) = report.errors or report.warnings
@@ -175,7 +169,7 @@ def test_what_looks_wrong_in_a_pair(name: str, tmp_path: Path) -> None:
     assert bool(report.errors) == (name in ("grid", "shape", "nan", "channels"))
 
 
-def test_a_difference_needs_the_first_channel(tmp_path: Path) -> None:
+def test_a_difference_needs_the_first_channel(tmp_path):
     for file in ("first/b", "second/a", "second/b", "target/a", "target/b"):
         save(tmp_path / f"{file}.nii.gz", RAMP)
     images = {name: f"{tmp_path}/{name}/{{id}}.nii.gz" for name in ("first", "second")}
@@ -185,7 +179,7 @@ def test_a_difference_needs_the_first_channel(tmp_path: Path) -> None:
         assert ["its first channel is missing" in error for error in errors] == [True] * same_units
 
 
-def test_the_layout_names_what_is_missing(pairs: Path) -> None:
+def test_the_layout_names_what_is_missing(pairs):
     with pytest.raises(ArgumentError, match="labels is not set"):
         image_pairs(str(pairs / "noisy"), "")
     with pytest.raises(
@@ -201,7 +195,7 @@ def test_the_layout_names_what_is_missing(pairs: Path) -> None:
     assert "no label matches" in lacking.errors["case0"]
 
 
-def test_a_run_learns_scores_shows_and_goes_on(pairs: Path, denoised: Path, tmp_path: Path) -> None:
+def test_a_run_learns_scores_shows_and_goes_on(pairs, denoised, tmp_path):
     summary = json.loads((denoised / "summary.json").read_text())
     assert summary["score"]["name"] == "val/psnr"
     assert len(summary["val/cases"]) == 2
@@ -215,12 +209,8 @@ def test_a_run_learns_scores_shows_and_goes_on(pairs: Path, denoised: Path, tmp_
 
 
 def test_predictions_have_the_grid_and_the_scale_of_their_image(
-    pairs: Path,
-    denoised: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    pairs, denoised, tmp_path, monkeypatch, capsys
+):
     output = tmp_path / "predictions"
     words = ["--checkpoint", denoised, "--input", pairs / "noisy", "--output", output]
     assert tiny.call(monkeypatch, "predict", *words) == DONE
@@ -261,9 +251,7 @@ def test_predictions_have_the_grid_and_the_scale_of_their_image(
     assert "best.ckpt predicts continuous" in capsys.readouterr().err
 
 
-def test_an_exported_network_has_the_same_outputs(
-    pairs: Path, denoised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exported_network_has_the_same_outputs(pairs, denoised, tmp_path, monkeypatch):
     model = tmp_path / "model.pt2"
     words = [
         "--checkpoint",
@@ -281,7 +269,7 @@ def test_an_exported_network_has_the_same_outputs(
     assert described["outputs"]["targets"]["same_units"] is True
 
 
-def test_another_quantity_has_its_own_units(pairs: Path, tmp_path: Path) -> None:
+def test_another_quantity_has_its_own_units(pairs, tmp_path):
     summary = train(pairs, tmp_path / "run", "data.labels=dose", "trainer.max_steps=2")
     # a network that has hardly learned answers near the mean, 50, of values from 40 to 60
     assert summary["val/mae"] < 15
@@ -292,15 +280,13 @@ def test_another_quantity_has_its_own_units(pairs: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "words"), [("light", "p.noise=1"), ("monai", "transforms: RandScaleIntensityd")]
 )
-def test_an_augmentation_of_the_image_alone_is_refused(
-    pairs: Path, tmp_path: Path, name: str, words: str
-) -> None:
+def test_an_augmentation_of_the_image_alone_is_refused(pairs, tmp_path, name, words):
     same_units = ["data.labels=clean", "data.layout.same_units=true"]
     with pytest.raises(ValueError, match=f"augmentation.{words} changes the image alone"):
         train(pairs, tmp_path / "run", *same_units, f"augmentation={name}")
 
 
-def test_what_cannot_be_measured_is_named(pairs: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_named(pairs, tmp_path):
     shutil.copytree(pairs / "clean", tmp_path / "predicted")
     save(tmp_path / "predicted/case0.nii.gz", np.full((16, 18, 12), np.nan))
     save(tmp_path / "predicted/case1.nii.gz", RAMP[:8])
@@ -310,7 +296,7 @@ def test_what_cannot_be_measured_is_named(pairs: Path, tmp_path: Path) -> None:
     assert "case1.nii.gz: shape (8, 18, 12) differs from that of" in str(error.value)
 
 
-def test_a_run_on_all_cases_has_no_scores() -> None:
+def test_a_run_on_all_cases_has_no_scores():
     scores = ContinuousTargets().scores
     assert scores.table({}) == []
     assert scores.table({"val/psnr": None})[0] == ("PSNR (dB)", None)

@@ -1,7 +1,6 @@
 """medconv/features/cross_validation/folds.py: configs that cannot be used."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ from medconv.training import identity
         (b"data: {fold: '1*', num_folds: 5}", "data.fold must be `all` or a number, got '1*'"),
     ],
 )
-def test_an_unusable_config_is_an_error_with_its_path(content: bytes, expected: str, tmp_path: Path) -> None:
+def test_an_unusable_config_is_an_error_with_its_path(content, expected, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_bytes(content)
     with pytest.raises(ValueError) as error:
@@ -34,7 +33,7 @@ def test_an_unusable_config_is_an_error_with_its_path(content: bytes, expected: 
     assert str(error.value).startswith(f"{tmp_path}/run/config.yaml: ") and expected in str(error.value)
 
 
-def test_folds_of_changed_cases_differ(tmp_path: Path) -> None:
+def test_folds_of_changed_cases_differ(tmp_path):
     digests = {"a": 1, "b": 2, "c": 3}
     for number, changed in (("0", {}), ("1", {"b": 7}), ("2", {})):
         folder = tmp_path / number

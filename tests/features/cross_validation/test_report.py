@@ -2,11 +2,10 @@
 
 import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.cross_validations import Sweep, summaries
+from helpers.cross_validations import summaries
 from omegaconf import OmegaConf
 
 from medconv.features.cross_validation import report as cross_validation_report
@@ -14,12 +13,11 @@ from medconv.features.cross_validation import results as cross_validation
 from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.image_level.targets import ImageLevelTargets
 
 CLASSES, NUMBERS = MulticlassTargets(("no", "yes")), RegressionTargets(("age",))
 
 
-def test_the_summary_is_over_all_cases_of_all_folds(sweep: Sweep) -> None:
+def test_the_summary_is_over_all_cases_of_all_folds(sweep):
     folder, output = sweep
     (entry,) = json.loads((folder / "cross_validation.json").read_text())["crossvalidations"]
     runs = summaries(folder)
@@ -57,7 +55,7 @@ def test_the_summary_is_over_all_cases_of_all_folds(sweep: Sweep) -> None:
     )
 
 
-def write_runs(home: Path, targets: ImageLevelTargets, cases: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def write_runs(home, targets, cases=12):
     """Three folds; the last one failed. Returns: outputs and values of the cases of the others."""
     rng = np.random.default_rng(0)
     values = (np.arange(cases) // 3 % 2).astype(float)[:, None]
@@ -85,9 +83,7 @@ def write_runs(home: Path, targets: ImageLevelTargets, cases: int = 12) -> tuple
 
 
 @pytest.mark.parametrize("targets", [CLASSES, NUMBERS], ids=lambda o: o.kind)
-def test_scores_of_image_level_targets_are_over_all_cases_together(
-    targets: ImageLevelTargets, tmp_path: Path
-) -> None:
+def test_scores_of_image_level_targets_are_over_all_cases_together(targets, tmp_path):
     outputs, values = write_runs(tmp_path, targets)
     (crossval,) = cross_validation.read(tmp_path)
     assert not any("preprocessed differently" in warning for warning in crossval.warnings)
@@ -115,7 +111,7 @@ def test_scores_of_image_level_targets_are_over_all_cases_together(
     assert cross_validation.read(tmp_path)[0].label == ""
 
 
-def test_the_csv_has_the_columns_of_all_targets(tmp_path: Path) -> None:
+def test_the_csv_has_the_columns_of_all_targets(tmp_path):
     for targets in (CLASSES, NUMBERS):
         write_runs(tmp_path / targets.kind, targets)
     crossvals = [cross_validation.read(tmp_path / kind)[0] for kind in ("multiclass", "regression")]

@@ -10,7 +10,7 @@ from medconv.features.cross_validation import report as cross_validation_report
 from medconv.features.cross_validation import results as cross_validation
 
 
-def test_a_missing_fold_is_reported_with_the_number_of_remaining_cases(sweep_folder: Path) -> None:
+def test_a_missing_fold_is_reported_with_the_number_of_remaining_cases(sweep_folder):
     runs = by_fold(sweep_folder)
     edit(runs["2"] / "summary.json", status="failed")
     shutil.rmtree(runs["0"])
@@ -26,7 +26,7 @@ def test_a_missing_fold_is_reported_with_the_number_of_remaining_cases(sweep_fol
     assert cross_validation.read(sweep_folder) == []
 
 
-def test_a_case_that_two_folds_validated_is_named(sweep_folder: Path) -> None:
+def test_a_case_that_two_folds_validated_is_named(sweep_folder):
     path = by_fold(sweep_folder)["2"] / "summary.json"
     other = next(iter(summaries(sweep_folder)["0"]["val/cases"]))
     edit(
@@ -38,7 +38,7 @@ def test_a_case_that_two_folds_validated_is_named(sweep_folder: Path) -> None:
     assert len(crossval.cases) == 8
 
 
-def test_of_a_fold_trained_twice_the_later_run_counts(sweep_folder: Path) -> None:
+def test_of_a_fold_trained_twice_the_later_run_counts(sweep_folder):
     first = by_fold(sweep_folder)["1"]
     shutil.copytree(first, sweep_folder / "again")
     edit(sweep_folder / "again/summary.json", **{"val/cases": {"case_9": {"box": 1.0, "hole": 1.0}}})
@@ -49,7 +49,7 @@ def test_of_a_fold_trained_twice_the_later_run_counts(sweep_folder: Path) -> Non
     assert cross_validation.read(sweep_folder)[0].warnings == ()
 
 
-def test_folds_of_other_configs_are_not_averaged(sweep_folder: Path) -> None:
+def test_folds_of_other_configs_are_not_averaged(sweep_folder):
     path = by_fold(sweep_folder)["2"] / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
     (crossval,) = cross_validation.read(sweep_folder)
@@ -59,7 +59,7 @@ def test_folds_of_other_configs_are_not_averaged(sweep_folder: Path) -> None:
     assert "fold 2 was trained with another config, and is not counted: seed=0 and 7" in larger.warnings
 
 
-def test_folds_with_different_preprocessing_give_a_warning(sweep_folder: Path) -> None:
+def test_folds_with_different_preprocessing_give_a_warning(sweep_folder):
     path = by_fold(sweep_folder)["1"] / "config.yaml"
     path.write_text(path.read_text().replace("  num_channels: 1\n", "  num_channels: 2\n"))
     (crossval,) = cross_validation.read(sweep_folder)
@@ -68,7 +68,7 @@ def test_folds_with_different_preprocessing_give_a_warning(sweep_folder: Path) -
     )
 
 
-def test_a_missing_splits_file_gives_a_warning(sweep_folder: Path) -> None:
+def test_a_missing_splits_file_gives_a_warning(sweep_folder):
     edit_configs(sweep_folder, "  splits_file: null\n", "  splits_file: moved/splits.json\n")
     shutil.rmtree(by_fold(sweep_folder)["2"])
     (crossval,) = cross_validation.read(sweep_folder)
@@ -79,7 +79,7 @@ def test_a_missing_splits_file_gives_a_warning(sweep_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("kiste", "hole"), ("hole", "box"), ("box", "hole", "more")])
-def test_folds_of_other_classes_are_not_averaged(sweep_folder: Path, names: tuple[str, ...]) -> None:
+def test_folds_of_other_classes_are_not_averaged(sweep_folder, names):
     cases = summaries(sweep_folder)["1"]["val/cases"]
     edit(
         by_fold(sweep_folder)["1"] / "summary.json",
@@ -92,14 +92,14 @@ def test_folds_of_other_classes_are_not_averaged(sweep_folder: Path, names: tupl
     )
 
 
-def test_skipped_cases_are_named(sweep_folder: Path) -> None:
+def test_skipped_cases_are_named(sweep_folder):
     edit(by_fold(sweep_folder)["1"] / "summary.json", skipped_cases={"case_8": "broken"})
     assert cross_validation.read(sweep_folder)[0].warnings == (
         "case_8: skipped by data.on_invalid_case=skip, so not validated",
     )
 
 
-def test_two_cross_validations_in_one_folder_are_told_apart(sweep_folder: Path) -> None:
+def test_two_cross_validations_in_one_folder_are_told_apart(sweep_folder):
     for number, path in by_fold(sweep_folder).items():
         other = Path(shutil.copytree(path, sweep_folder / f"other{number}")) / "config.yaml"
         other.write_text(other.read_text().replace("seed: 0", "seed: 7"))

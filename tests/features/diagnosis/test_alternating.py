@@ -10,8 +10,8 @@ from medconv.features.diagnosis import alternating
 from medconv.features.diagnosis.alternating import alternate
 
 
-def test_variants_alternate_and_get_ratios_to_the_reference() -> None:
-    order: list[str] = []
+def test_variants_alternate_and_get_ratios_to_the_reference():
+    order = []
     clock = ManualClock()
     variants = {
         "a": lambda: (order.append("a"), clock.wait(2.0)),
@@ -25,17 +25,15 @@ def test_variants_alternate_and_get_ratios_to_the_reference() -> None:
 
 
 @pytest.mark.parametrize(("threads", "clock"), [(1, time.process_time), (2, time.perf_counter)])
-def test_other_work_on_the_machine_does_not_count_for_one_thread(
-    threads: int, clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_work_on_the_machine_does_not_count_for_one_thread(threads, clock, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert alternating.computing_clock() is clock
 
 
-def test_several_calls_between_two_waits_give_the_seconds_of_one() -> None:
+def test_several_calls_between_two_waits_give_the_seconds_of_one():
     clock = ManualClock()
-    calls: list[str] = []
+    calls = []
     variants = {"a": lambda: (calls.append("a"), clock.wait(2.0))}
     assert alternate(variants, "a", pairs=3, warm_up=1, clock=clock, calls=10)["a"]["seconds"] == 2.0
     assert len(calls) == 31

@@ -1,7 +1,6 @@
 """medconv/features/diagnosis/bench_conv.py: a class of one's own beside nn.Conv at the sizes of our U-Net."""
 
 import json
-from pathlib import Path
 
 import pytest
 from helpers import tiny
@@ -26,15 +25,13 @@ SIZES = ["data.patch_size=[16,16]", "model.channels=[4,8]", "model.strides=[2]",
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "own_layer_of_a_test.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_class_in_the_current_folder_is_timed_layer_by_layer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_in_the_current_folder_is_timed_layer_by_layer(folder, monkeypatch, capsys):
     name = "own_layer_of_a_test.OneStride"
     arguments = ["bench-conv", name, *SIZES, "trainer.accelerator=cpu", "--pairs", "1", "--json", "rows.json"]
     assert tiny.call(monkeypatch, *arguments) == DONE
@@ -64,13 +61,7 @@ def test_a_class_in_the_current_folder_is_timed_layer_by_layer(
         (["transform", *SIZES, "--package", "nowhere"], "--package nowhere: cannot be imported"),
     ],
 )
-def test_wrong_arguments_are_one_error(
-    arguments: list[str],
-    message: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_wrong_arguments_are_one_error(arguments, message, folder, monkeypatch, capsys):
     assert tiny.call(monkeypatch, "bench-conv", *arguments) == USER
     error = capsys.readouterr().err
     assert message in error
@@ -78,7 +69,7 @@ def test_wrong_arguments_are_one_error(
 
 
 @pytest.mark.parametrize(("spread", "is_busy"), [(0.1, False), (1.0, True)])
-def test_large_spreads_are_said(spread: float, is_busy: bool) -> None:
+def test_large_spreads_are_said(spread, is_busy):
     timing = {
         "case": "encoder.0, 1 channels at 8x8, batch 2",
         "seconds": 0.003,

@@ -3,7 +3,7 @@
 from medconv.features.diagnosis import command
 
 
-def test_keys_are_left_for_hydra() -> None:
+def test_keys_are_left_for_hydra():
     arguments = ["mine.MyConv", "model=segresnet", "data.patch_size=[8,8]", "--pairs", "3"]
     options = command.parser().parse_args(arguments)
     assert (options.conv, options.pairs, options.compile) == ("mine.MyConv", 3, False)

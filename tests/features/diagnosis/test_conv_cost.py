@@ -35,7 +35,7 @@ CLOCK = LayersTime()
 
 
 @pytest.fixture
-def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_hand(monkeypatch):
     monkeypatch.setattr(conv_cost, "computing_clock", lambda: CLOCK)
 
 
@@ -55,12 +55,12 @@ class Fixed(nn.Conv2d):
         return super().forward(x)
 
 
-def layer(custom: type[nn.Conv2d], size: int = 8) -> Layer:
+def layer(custom, size=8):
     convs = [made(2, 3, 3, padding=1) for made in (nn.Conv2d, custom)]
     return Layer("encoder.0", 2, convs[0], convs[1], torch.randn(1, 2, size, size))
 
 
-def test_operators_and_their_arithmetic_are_counted() -> None:
+def test_operators_and_their_arithmetic_are_counted():
     conv = nn.Conv2d(2, 3, 3, padding=1, bias=False)
     image = torch.randn(1, 2, 8, 8)
     counter = counted(lambda: conv(image.view(1, 2, 8, 8)))
@@ -68,13 +68,13 @@ def test_operators_and_their_arithmetic_are_counted() -> None:
     assert counter.flops == 2 * (3 * 8 * 8) * (2 * 3 * 3)
 
 
-def test_what_backward_needs_is_counted_without_image_and_weights() -> None:
+def test_what_backward_needs_is_counted_without_image_and_weights():
     image = torch.randn(1, 2, 8, 8)
     assert kept_bytes(nn.Conv2d(2, 3, 3), image) == 0
     assert kept_bytes(Twice(2, 3, 3), image) == image.numel() * 4
 
 
-def test_a_row_has_both_layers() -> None:
+def test_a_row_has_both_layers():
     row = cost(layer(Twice), pairs=2)
     assert row["case"] == "encoder.0, 2 channels at 8x8, batch 1" and row["count"] == 2
     assert row["operators"][0] < row["operators"][1] and row["kept_bytes"] == [0, 2 * 8 * 8 * 4]
@@ -86,25 +86,25 @@ def test_a_row_has_both_layers() -> None:
     [(nn.Conv2d, 1.0, "nothing: it costs what nn.Conv costs"), (Fixed, 9.0, "fixed work: ")],
 )
 @pytest.mark.usefixtures("by_hand")
-def test_the_limit_is_measured(custom: type[nn.Conv2d], ratio: float, expected: str) -> None:
+def test_the_limit_is_measured(custom, ratio, expected):
     assert limit(layer(custom), ratio, pairs=3).startswith(expected)
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(2.0, "arithmetic: 2.00"), (9.0, "memory traffic: 2.00")])
 @pytest.mark.usefixtures("by_hand")
-def test_more_arithmetic_explains_twice_the_time_but_not_nine_times(ratio: float, expected: str) -> None:
+def test_more_arithmetic_explains_twice_the_time_but_not_nine_times(ratio, expected):
     large = Layer("a", 1, nn.Conv2d(8, 8, 3), Twice(8, 8, 3), torch.randn(2, 8, 160, 160))
     assert limit(large, ratio, pairs=3).startswith(expected)
 
 
-def test_checkpointing_keeps_nothing_and_prediction_keeps_no_gradients() -> None:
+def test_checkpointing_keeps_nothing_and_prediction_keeps_no_gradients():
     rows = {row["variant"]: row for row in remedies(layer(Twice), pairs=1, compiles=False)}
     assert list(rows) == ["folded, for prediction", "channels-last", "checkpointed"]
     assert rows["checkpointed"]["kept_bytes"] == 0 < rows["checkpointed"]["reference_kept_bytes"]
     assert rows["folded, for prediction"]["kept_bytes"] is None
 
 
-def test_the_two_ways_of_a_transform_are_timed() -> None:
+def test_the_two_ways_of_a_transform_are_timed():
     own = transform(nn.Conv2d(4, 6, 3, padding=1))
     both = Layer("a", 1, nn.Conv2d(4, 6, 3, padding=1), own, torch.randn(1, 4, 8, 8))
     variants = [row["variant"] for row in remedies(both, pairs=1, compiles=False)]
@@ -113,7 +113,7 @@ def test_the_two_ways_of_a_transform_are_timed() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 20.0])
 @pytest.mark.usefixtures("by_hand")
-def test_the_price_of_a_network_names_the_layer_that_adds_most(seconds: float) -> None:
+def test_the_price_of_a_network_names_the_layer_that_adds_most(seconds):
     plain = layer(nn.Conv2d, size=64)
     dear = replace(layer(Fixed), name="decoder.1")
     result = price([plain, dear, plain], seconds)
@@ -121,7 +121,7 @@ def test_the_price_of_a_network_names_the_layer_that_adds_most(seconds: float) -
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_the_limit_of_a_large_kernel_is_measured() -> None:
+def test_the_limit_of_a_large_kernel_is_measured():
     wide = Layer("a", 1, nn.Conv2d(2, 3, 7), Fixed(2, 3, 7), torch.randn(1, 2, 16, 16))
     assert limit(wide, 9.0, pairs=1).endswith(
         "on an image of 7x7, for launches and for computing the weight; larger patches and batches hide it"

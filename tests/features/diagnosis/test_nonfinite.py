@@ -1,6 +1,5 @@
 """medconv/features/diagnosis/nonfinite.py: the first bad layer is named and saved; the rows of a forward and backward pass, and their table."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,20 +22,20 @@ class Root(nn.Module):
         return values.sqrt()
 
 
-def network(*last: nn.Module) -> nn.Sequential:
+def network(*last):
     """A layer whose weights are 1, and a ReLU, in evaluation mode."""
     layer = nn.Linear(2, 2, bias=False)
     nn.init.ones_(layer.weight)
     return nn.Sequential(layer, nn.ReLU(), *last).eval()
 
 
-def rows_of(module: nn.Module, scale: float = 1.0) -> list[LayerRecord]:
+def rows_of(module, scale=1.0):
     return trace(module, BATCH, lambda: module(BATCH["image"]).sum(), scale)
 
 
-def test_rows_are_in_the_order_of_computation_and_the_pass_leaves_no_mark() -> None:
+def test_rows_are_in_the_order_of_computation_and_the_pass_leaves_no_mark():
     module = network(nn.Linear(2, 1, bias=False))
-    modes: list[bool] = []
+    modes = []
     module.register_forward_pre_hook(lambda *_: modes.append(module.training))
     rows = rows_of(module, scale=8.0)
     assert [(row.name, row.kind, row.role) for row in rows] == [
@@ -60,7 +59,7 @@ def test_rows_are_in_the_order_of_computation_and_the_pass_leaves_no_mark() -> N
     assert not any(part.training or part._forward_hooks for part in module.modules())
 
 
-def test_the_table_ends_at_the_first_tensor_that_is_not_finite() -> None:
+def test_the_table_ends_at_the_first_tensor_that_is_not_finite():
     rows = rows_of(network(Root()))
     bad = first_bad(rows)
     assert bad is not None
@@ -78,16 +77,12 @@ def test_the_table_ends_at_the_first_tensor_that_is_not_finite() -> None:
     ("values", "expected"),
     [([1.0, torch.nan, -3.0], (1, 3, -3.0, 1.0)), ([torch.inf, -torch.inf], (2, 2, None, None))],
 )
-def test_a_row_counts_the_values_that_are_not_finite_and_has_the_range_of_the_others(
-    values: list[float], expected: tuple[int, int, float | None, float | None]
-) -> None:
+def test_a_row_counts_the_values_that_are_not_finite_and_has_the_range_of_the_others(values, expected):
     row = LayerRecord.of("image", "batch", "input", torch.tensor(values))
     assert (row.bad, row.total, row.low, row.high) == expected
 
 
-def test_the_first_layer_that_is_not_finite_is_named(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_layer_that_is_not_finite_is_named(dataset, tmp_path, caplog):
     with pytest.raises(
         NonfiniteError,
         match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower learning rate",
@@ -114,7 +109,7 @@ class Greedy(Line):
         return super().loss_of(batch)
 
 
-def test_without_memory_for_another_pass_the_loss_is_named(tmp_path: Path) -> None:
+def test_without_memory_for_another_pass_the_loss_is_named(tmp_path):
     trainer = line_trainer(NonfiniteGuard(tmp_path / "nonfinite"), max_steps=4)
     with pytest.raises(
         NonfiniteError,
@@ -123,9 +118,7 @@ def test_without_memory_for_another_pass_the_loss_is_named(tmp_path: Path) -> No
         trainer.fit(Greedy(1), torch.utils.data.DataLoader(Point()))
 
 
-def test_without_the_feature_the_step_is_named(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_feature_the_step_is_named(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(doors, "objects", lambda door: iter(()))  # as if its folder were deleted
     with pytest.raises(NonfiniteError, match=r"step 2: the loss or its gradient is not finite\. nan_policy"):
         tiny.train(dataset, tmp_path / "run", *EXPLODES)

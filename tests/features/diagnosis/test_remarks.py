@@ -5,10 +5,7 @@ sentence at its end names the worst limit and a switch that addresses it.
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import tiny
@@ -43,16 +40,14 @@ def broken(conv):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def own(tmp_path, monkeypatch):
     (tmp_path / "dear_layer_of_a_test.py").write_text(DEAR)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "dear_layer_of_a_test"
     sys.modules.pop("dear_layer_of_a_test", None)
 
 
-def test_a_run_says_what_its_layers_cost_and_measures_it_once(
-    own: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_says_what_its_layers_cost_and_measures_it_once(own, tmp_path, caplog):
     dataset = tiny.write_dataset(tmp_path / "data")
     caplog.set_level(logging.INFO)
     conv = [f"conv._target_={own}.twenty_times", "conv=none"]
@@ -68,23 +63,21 @@ def test_a_run_says_what_its_layers_cost_and_measures_it_once(
 
 
 @pytest.mark.parametrize("conv", ["none", "smooth"])
-def test_plain_layers_are_not_measured(conv: str, tmp_path: Path) -> None:
+def test_plain_layers_are_not_measured(conv, tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data")
     summary = tiny.train(dataset, tmp_path / "run", f"conv={conv}")
     assert summary["conv_price"] is None
     assert not (tmp_path / "prepared" / "conv_price").exists()
 
 
-def test_a_kernel_that_is_computed_in_place_is_measured(tmp_path: Path) -> None:
+def test_a_kernel_that_is_computed_in_place_is_measured(tmp_path):
     """`install` changes the class of the layer that it gets, which is then no `nn.Conv` either."""
     dataset = tiny.write_dataset(tmp_path / "data")
     summary = tiny.train(dataset, tmp_path / "run", "conv=basis")
     assert summary["conv_price"]["ratio"] > 0
 
 
-def test_a_measurement_that_fails_is_a_warning(
-    own: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_measurement_that_fails_is_a_warning(own, tmp_path, caplog):
     dataset = tiny.write_dataset(tmp_path / "data")
     folder = RunDir(tmp_path / "run")
     checked = tiny.checked(dataset)
@@ -95,12 +88,12 @@ def test_a_measurement_that_fails_is_a_warning(
     assert "conv: cannot be timed beside nn.Conv: no such layer" in caplog.text
 
 
-def shares(**measured: float) -> dict[str, float]:
+def shares(**measured):
     rest = 1 - sum(measured.values())
     return {**dict.fromkeys(PHASES, 0.0), "forward": rest / 3, "backward": 2 * rest / 3, **measured}
 
 
-def config(**perf: Any) -> RunConfig:
+def config(**perf):
     trainer = TrainerConfig(devices=1, precision="bf16-mixed", accelerator="cpu")
     return RunConfig(data=DataConfig(num_workers=2), trainer=trainer, perf=PerfConfig(**perf))
 
@@ -128,14 +121,12 @@ def config(**perf: Any) -> RunConfig:
         ),
     ],
 )
-def test_the_sentence_names_the_worst_bottleneck_and_its_setting(
-    measured: dict[str, float], expected: str
-) -> None:
+def test_the_sentence_names_the_worst_bottleneck_and_its_setting(measured, expected):
     sentence = verdict(shares(**measured), config(), cores=16)
     assert sentence is not None and sentence.startswith(expected)
 
 
-def test_the_advice_is_a_setting_not_yet_used() -> None:
+def test_the_advice_is_a_setting_not_yet_used():
     assert "perf.channels_last=true" in str(verdict(shares(), config(channels_last=False), 2))
     assert "perf.activation_checkpointing=none" in str(
         verdict(shares(), config(activation_checkpointing="blocks"), 2)
@@ -143,9 +134,9 @@ def test_the_advice_is_a_setting_not_yet_used() -> None:
     assert "more devices" in str(verdict(shares(), config(compile=True), 2))
 
 
-def test_more_workers_than_cores_are_not_advised() -> None:
+def test_more_workers_than_cores_are_not_advised():
     assert "try augmentation=none" in str(verdict(shares(data_wait=0.5), config(), cores=2))
 
 
-def test_no_verdict_without_a_measurement() -> None:
+def test_no_verdict_without_a_measurement():
     assert verdict({}, config(), 2) is None

@@ -20,7 +20,7 @@ CODES = {  # class name: category, type, side
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_a_class_has_the_code_of_its_words(name: str) -> None:
+def test_a_class_has_the_code_of_its_words(name):
     concept = concept_of(name)
     assert concept is not None
     side = concept.side.value if concept.side else None
@@ -32,12 +32,12 @@ def test_a_class_has_the_code_of_its_words(name: str) -> None:
     ["descending aorta", "left right kidney", "left fat", "left", "肝", "LV", ""],
     ids=["two concepts of one meaning", "both sides", "tissue", "side", "other letters", "short", "empty"],
 )
-def test_other_names_have_none(name: str) -> None:
+def test_other_names_have_none(name):
     assert concept_of(name) is None
 
 
 @pytest.mark.parametrize(
     ("name", "written"), [("left\\lung", "left/lung"), ("a\nb\x1b", "a b "), ("肝" * 80, "肝" * 64)]
 )
-def test_a_name_is_one_value_of_the_type_of_text(name: str, written: str) -> None:
+def test_a_name_is_one_value_of_the_type_of_text(name, written):
     assert long_string(name) == written

@@ -1,10 +1,5 @@
 """medconv/features/dicom/headers.py: frames of enhanced files, and headers that cannot be used."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers import dicoms
@@ -15,9 +10,7 @@ from medconv.data.io.images import read_array
 
 
 @pytest.mark.parametrize("b_values", [(0,), (0, 800)])
-def test_an_enhanced_file_may_have_its_frames_in_any_order(
-    tmp_path: Path, b_values: tuple[float, ...]
-) -> None:
+def test_an_enhanced_file_may_have_its_frames_in_any_order(tmp_path, b_values):
     voxels = array()
     image, grid = read_array(dicoms.enhanced(tmp_path / "all.dcm", voxels, [3, 0, 4, 2, 1], b_values))
     volumes = np.stack([voxels * np.arange(1.0, 6.0) + n for n in range(len(b_values))], -1)
@@ -25,13 +18,13 @@ def test_an_enhanced_file_may_have_its_frames_in_any_order(
     np.testing.assert_allclose(grid.matrix, dicoms.affine(), atol=1e-6)
 
 
-def text(folder: Path) -> Path:
+def text(folder):
     path = names(folder)[1]
     path.write_text("This is not an image.\n" * 50)
     return path
 
 
-def cine(folder: Path) -> Path:
+def cine(folder):
     for path in folder.iterdir():
         path.unlink()
     return save(
@@ -40,7 +33,7 @@ def cine(folder: Path) -> Path:
     )
 
 
-BAD_HEADERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+BAD_HEADERS = {
     "text": (text, r"not a DICOM file \(no DICM after 128 bytes\); expected only slices"),
     "slope of 0": (lambda f: change_one(f, RescaleSlope=0), "RescaleSlope is 0, so all values are equal"),
     "cine": (cine, r"3 frames, of which 0 have a position in the patient; expected slices, not a cine"),
@@ -52,7 +45,7 @@ BAD_HEADERS: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_HEADERS)
-def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
+def test_an_error_names_the_file_and_its_fault(tmp_path, fault):
     make, message = BAD_HEADERS[fault]
     folder = series(tmp_path / "series", array())
     assert_error_names(make(folder), message, folder)

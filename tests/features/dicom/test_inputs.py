@@ -1,13 +1,10 @@
 """DICOM as input of `medconv predict`, SEG and RTSTRUCT as its results, and datasets of series."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -32,40 +29,38 @@ Predict = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trained(tmp_path_factory):
     return members.train(tmp_path_factory.mktemp("dicom"))
 
 
 @pytest.fixture
-def predict(trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predict:
+def predict(trained, tmp_path, monkeypatch):
     """Runs `medconv predict` on an input, by default into `out`. Returns: its exit code."""
 
-    def run(source: Path, *options: str, output: Path = tmp_path / "out") -> int:
+    def run(source, *options, output=tmp_path / "out"):
         return call(monkeypatch, trained[1], source, "--output", output, *options)
 
     return run
 
 
 @pytest.fixture
-def scan(trained: tuple[Path, Path], tmp_path: Path) -> Path:
+def scan(trained, tmp_path):
     """A series of the first training image, in the folder p1."""
     return as_series(trained[0] / "case_0.nii.gz", tmp_path / "p1")
 
 
-def as_series(image: Path, folder: Path, **elements: Any) -> Path:
+def as_series(image, folder, **elements):
     """The voxels of an image as a scanner stores them: whole numbers with a slope."""
     stored = np.rint((voxels(image) + 1) * 100).astype(np.int16)
     header = {"PixelSpacing": [1.5, 1.0], "RescaleSlope": 0.01, "RescaleIntercept": -1}
     return dicoms.series(folder, stored, step_mm=2.0, **{**header, **elements})
 
 
-def voxels(path: Path) -> np.ndarray:
+def voxels(path):
     return np.asarray(nib.load(path).dataobj)
 
 
-def test_a_series_is_predicted_like_the_same_volume_in_nifti(
-    predict: Predict, scan: Path, tmp_path: Path
-) -> None:
+def test_a_series_is_predicted_like_the_same_volume_in_nifti(predict, scan, tmp_path):
     image, grid = read_array(scan)
     nifti = save_nifti(tmp_path / "images/p1.nii.gz", image, grid.matrix)
     assert predict(scan, "--save-probabilities") == 0
@@ -77,7 +72,7 @@ def test_a_series_is_predicted_like_the_same_volume_in_nifti(
     assert len(np.unique(voxels(tmp_path / "out/p1.nii.gz"))) > 1  # more than background
 
 
-def test_dicom_seg_refers_to_the_slices_of_its_series(predict: Predict, scan: Path, tmp_path: Path) -> None:
+def test_dicom_seg_refers_to_the_slices_of_its_series(predict, scan, tmp_path):
     """highdicom reads the segments of each slice from the label map, and their positions in the patient."""
     highdicom = pytest.importorskip("highdicom", reason="the extra `dicomseg`")
     assert predict(scan, "--dicom-seg") == 0
@@ -100,7 +95,7 @@ def test_dicom_seg_refers_to_the_slices_of_its_series(predict: Predict, scan: Pa
     assert record["settings"]["dicom_seg"] is True
 
 
-def test_contours_give_the_label_map_again(predict: Predict, scan: Path, tmp_path: Path) -> None:
+def test_contours_give_the_label_map_again(predict, scan, tmp_path):
     assert predict(scan, "--rtstruct") == 0
     contours = Path(f"{tmp_path / 'out/rtstruct/p1.dcm'}#roi=box;hole")
     label, _ = read_label(contours, scan)
@@ -110,13 +105,8 @@ def test_contours_give_the_label_map_again(predict: Predict, scan: Path, tmp_pat
 
 
 def test_files_that_refer_to_a_series_need_one_and_their_package(
-    trained: tuple[Path, Path],
-    predict: Predict,
-    scan: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    trained, predict, scan, tmp_path, monkeypatch, capsys
+):
     nifti = trained[0] / "case_0.nii.gz"
     for flag, name in {"--dicom-seg": "a DICOM SEG", "--rtstruct": "an RTSTRUCT"}.items():
         assert predict(nifti, flag) == 1
@@ -135,14 +125,7 @@ def test_files_that_refer_to_a_series_need_one_and_their_package(
         ("--rtstruct", "no RTSTRUCT can refer to it (has no FrameOfReferenceUID)"),
     ],
 )
-def test_a_series_without_needed_elements_is_named(
-    trained: tuple[Path, Path],
-    predict: Predict,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flag: str,
-    problem: str,
-) -> None:
+def test_a_series_without_needed_elements_is_named(trained, predict, tmp_path, capsys, flag, problem):
     pytest.importorskip("highdicom", reason="the extra `dicomseg`")
     series = as_series(trained[0] / "case_0.nii.gz", tmp_path / "p1", FrameOfReferenceUID=None)
     assert predict(series, flag) == 1
@@ -151,9 +134,7 @@ def test_a_series_without_needed_elements_is_named(
     assert "Traceback" not in errors and not list((tmp_path / "out").glob("*.nii.gz"))
 
 
-def test_results_are_not_mixed_with_slices_or_with_those_of_changed_slices(
-    predict: Predict, scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_not_mixed_with_slices_or_with_those_of_changed_slices(predict, scan, tmp_path, capsys):
     assert predict(scan, output=scan) == 1
     assert "holds the images themselves" in capsys.readouterr().err
     assert predict(scan) == 0
@@ -164,9 +145,7 @@ def test_results_are_not_mixed_with_slices_or_with_those_of_changed_slices(
     assert (tmp_path / "out/dicomseg/p1.dcm").is_file()
 
 
-def test_bad_series_are_named_and_the_others_are_predicted(
-    trained: tuple[Path, Path], predict: Predict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_series_are_named_and_the_others_are_predicted(trained, predict, tmp_path, capsys):
     """In one line each, without the warnings of libraries."""
     scans = tmp_path / "scans"
     for name in ("cut", "gap", "good", "text"):
@@ -188,7 +167,7 @@ def test_bad_series_are_named_and_the_others_are_predicted(
     assert [path.name for path in (tmp_path / "out").glob("*.nii.gz")] == ["good.nii.gz"]
 
 
-def test_series_with_b_values_are_channels_of_a_dataset(tmp_path: Path) -> None:
+def test_series_with_b_values_are_channels_of_a_dataset(tmp_path):
     voxels = array()
     for b_value in (0, 800):
         dicoms.series(tmp_path / f"{b_value}", voxels, DiffusionBValue=b_value)
@@ -210,7 +189,7 @@ def test_series_with_b_values_are_channels_of_a_dataset(tmp_path: Path) -> None:
         find_cases(tmp_path / "labels#2", 1)
 
 
-def test_series_are_prepared_and_changed_ones_are_noticed(tmp_path: Path) -> None:
+def test_series_are_prepared_and_changed_ones_are_noticed(tmp_path):
     """As `data=folder` with a pattern that matches folders; `write_label` wrote the labels for the series."""
     for case in range(3):
         image = array((12, 14, 10), seed=case) + 400 * label_array(case).astype(np.int16)
@@ -227,7 +206,7 @@ def test_series_are_prepared_and_changed_ones_are_noticed(tmp_path: Path) -> Non
     assert [store.has(case) for case in dataset.cases] == [True, False, True]
 
 
-def test_a_label_on_another_grid_is_refused_and_a_turned_one_is_not(tmp_path: Path) -> None:
+def test_a_label_on_another_grid_is_refused_and_a_turned_one_is_not(tmp_path):
     folder = dicoms.series(tmp_path / "scans/a", array())
     flipped = dicoms.affine() @ np.diag([1, -1, 1, 1.0])
     flipped[:3, 3] += dicoms.affine()[:3, 1] * 6

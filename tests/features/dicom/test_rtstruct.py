@@ -1,7 +1,6 @@
 """medconv/features/dicom/rtstruct.py: written contours as other programs find them, and filled again."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +16,19 @@ NAMES = ["background", "liver", "kidney_left"]
 SHAPE = (24, 19, 5)
 
 
-def blobs() -> np.ndarray:
+def blobs():
     """Two classes with holes, islands in holes, voxels that touch at a corner, and voxels at the border."""
     noise = gaussian_filter(np.random.default_rng(0).normal(size=SHAPE), (1, 1, 0.5))
     return np.digitize(noise, [0.02, 0.2]).astype(np.int16)
 
 
-def written(folder: Path, label: np.ndarray, image: Path, names: list[str] = NAMES) -> Any:
+def written(folder, label, image, names=NAMES):
     rtstruct.write(folder / "rs.dcm", label, image, names)
     return dicoms.pydicom.dcmread(folder / "rs.dcm")
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE], ids=["axial", "oblique"])
-def test_filled_contours_are_the_label_map(tmp_path: Path, orientation: tuple[float, ...]) -> None:
+def test_filled_contours_are_the_label_map(tmp_path, orientation):
     image = series(tmp_path / "image", array(SHAPE), orientation)
     written(tmp_path, blobs(), image)
     label, _ = read_label(Path(f"{tmp_path / 'rs.dcm'}#roi=liver;kidney_left"), image)
@@ -37,7 +36,7 @@ def test_filled_contours_are_the_label_map(tmp_path: Path, orientation: tuple[fl
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE], ids=["axial", "oblique"])
-def test_other_programs_find_the_structure(tmp_path: Path, orientation: tuple[float, ...]) -> None:
+def test_other_programs_find_the_structure(tmp_path, orientation):
     """SimpleITK says where the slices are, matplotlib which voxels are inside."""
     itk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
     x, y, z = np.indices(SHAPE)
@@ -60,7 +59,7 @@ def test_other_programs_find_the_structure(tmp_path: Path, orientation: tuple[fl
     np.testing.assert_array_equal(inside, ring)
 
 
-def test_a_structure_has_name_code_and_patient(tmp_path: Path) -> None:
+def test_a_structure_has_name_code_and_patient(tmp_path):
     names = {"SpecificCharacterSet": "ISO_IR 100", "PatientName": "Müller^Jörg"}
     image = series(tmp_path / "image", array(SHAPE), **names)
     content = written(tmp_path, blobs(), image, ["background", "kidney_left", "肝\\脾" * 40])
@@ -73,13 +72,13 @@ def test_a_structure_has_name_code_and_patient(tmp_path: Path) -> None:
     assert "RTROIIdentificationCodeSequence" not in private
 
 
-def test_a_class_without_voxels_is_a_structure_without_contours(tmp_path: Path) -> None:
+def test_a_class_without_voxels_is_a_structure_without_contours(tmp_path):
     content = written(tmp_path, np.zeros(SHAPE, np.int16), series(tmp_path / "image", array(SHAPE)))
     assert [roi.ROIName for roi in content.StructureSetROISequence] == NAMES[1:]
     assert all("ContourSequence" not in contours for contours in content.ROIContourSequence)
 
 
-def test_contours_name_their_frame_of_an_enhanced_file(tmp_path: Path) -> None:
+def test_contours_name_their_frame_of_an_enhanced_file(tmp_path):
     order = [3, 0, 4, 2, 1]
     image = dicoms.enhanced(tmp_path / "all.dcm", array(SHAPE), order)
     label = np.zeros(SHAPE, np.int16)

@@ -1,7 +1,6 @@
 """medconv/features/dicom/rtstruct_label.py: contours of RTSTRUCT files as label maps, in training and evaluation."""
 
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -30,11 +29,9 @@ KEYHOLE = [*OUTER, OUTER[0], *INNER[::-1], INNER[-1], OUTER[0]]  # its seam pass
 Contours = dict[str, list[tuple[float, list[tuple[float, float]]]]]
 
 
-def rtstruct(path: Path, contours: Contours, affine: np.ndarray, kind: str = "CLOSED_PLANAR") -> Path:
+def rtstruct(path, contours, affine, kind="CLOSED_PLANAR"):
     """Args: contours: of each structure, (slice, points in the slice) in voxels. affine: voxels to RAS+ mm."""
-    content: Any = dicoms.one(
-        np.zeros((1, 1), np.int16), "1.2.840.10008.5.1.4.1.1.481.3", Modality="RTSTRUCT"
-    )
+    content = dicoms.one(np.zeros((1, 1), np.int16), "1.2.840.10008.5.1.4.1.1.481.3", Modality="RTSTRUCT")
     for name in ("Rows", "Columns", "PixelData"):
         delattr(content, name)
     content.StructureSetROISequence, content.ROIContourSequence = dicoms.Items(), dicoms.Items()
@@ -56,7 +53,7 @@ def rtstruct(path: Path, contours: Contours, affine: np.ndarray, kind: str = "CL
     return dicoms.save(content, path)
 
 
-def box(z: slice, ring: bool = False) -> np.ndarray:
+def box(z, ring=False):
     mask = np.zeros((9, 7, 5), np.int16)
     mask[2:7, 2:6, z] = 1
     if ring:
@@ -64,9 +61,9 @@ def box(z: slice, ring: bool = False) -> np.ndarray:
     return mask
 
 
-def test_a_slice_without_a_contour_between_two_that_have_one_is_named(tmp_path: Path) -> None:
+def test_a_slice_without_a_contour_between_two_that_have_one_is_named(tmp_path):
     scan = series(tmp_path / "scan", array())
-    contours: Contours = {
+    contours = {
         "heart": [(z, OUTER) for z in (0, 1, 3, 4)],
         "lung": [(z, OUTER) for z in (1, 2, 3)],
         "nodes": [(0, INNER), (1, INNER), (4, CORNER)],  # two parts
@@ -87,12 +84,10 @@ def test_a_slice_without_a_contour_between_two_that_have_one_is_named(tmp_path: 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE])
 @pytest.mark.parametrize("hole", ["contour", "keyhole", "xor"])
-def test_voxels_inside_the_contours_of_their_slice_are_labelled(
-    tmp_path: Path, orientation: tuple[float, ...], hole: str
-) -> None:
+def test_voxels_inside_the_contours_of_their_slice_are_labelled(tmp_path, orientation, hole):
     scan = series(tmp_path / "scan", array(), orientation)
     ring = [(3, KEYHOLE)] if hole == "keyhole" else [(3, OUTER), (3, INNER)]
-    contours: Contours = {"Body ": [(z, OUTER) for z in range(5)], "Ring": ring, "empty": []}
+    contours = {"Body ": [(z, OUTER) for z in range(5)], "Ring": ring, "empty": []}
     kind = "CLOSEDPLANAR_XOR" if hole == "xor" else "CLOSED_PLANAR"
     path = rtstruct(tmp_path / "rs.dcm", contours, dicoms.affine(orientation), kind)
     label, grid = read_label(Path(f"{path}#roi=ring"), scan)
@@ -103,7 +98,7 @@ def test_voxels_inside_the_contours_of_their_slice_are_labelled(
     assert read_label(Path(f"{path}#roi=ring;body"), scan)[0].max() == 2
 
 
-def test_curves_have_their_area_and_shared_edges_are_given_once(tmp_path: Path) -> None:
+def test_curves_have_their_area_and_shared_edges_are_given_once(tmp_path):
     affine = np.diag([0.5, 0.5, 2.0, 1.0])
     nib.save(nib.Nifti1Image(np.zeros((80, 70, 3), np.uint8), affine), image := tmp_path / "i.nii.gz")
     angles = np.linspace(0, 2 * np.pi, 200, endpoint=False)
@@ -118,7 +113,7 @@ def test_curves_have_their_area_and_shared_edges_are_given_once(tmp_path: Path) 
     assert sizes[1:].tolist() == [15 * 55, 10 * 55]
 
 
-def test_the_grid_may_have_its_axes_in_another_order(tmp_path: Path) -> None:
+def test_the_grid_may_have_its_axes_in_another_order(tmp_path):
     """As a NIfTI file of the series that a converter has turned."""
     coronal = (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)
     scan = series(tmp_path / "scan", array(), coronal)
@@ -131,8 +126,8 @@ def test_the_grid_may_have_its_axes_in_another_order(tmp_path: Path) -> None:
     assert label.shape == (9, 5, 7)
 
 
-def test_patterns_train_and_evaluate(tmp_path: Path) -> None:
-    contours: Contours = {"Heart": [(2, OUTER)], "Lung": [(3, OUTER)]}
+def test_patterns_train_and_evaluate(tmp_path):
+    contours = {"Heart": [(2, OUTER)], "Lung": [(3, OUTER)]}
     for case in "ab":
         scan = series(tmp_path / case / "ct", array(seed=ord(case)))
         rtstruct(tmp_path / case / "rs.dcm", contours, dicoms.affine())
@@ -157,9 +152,7 @@ def test_patterns_train_and_evaluate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("heart", "lung"), None])
-def test_a_missing_structure_is_prepared_and_evaluated_where_it_is_not_annotated(
-    tmp_path: Path, names: tuple[str, ...] | None
-) -> None:
+def test_a_missing_structure_is_prepared_and_evaluated_where_it_is_not_annotated(tmp_path, names):
     """Case b has no lung. Args: names: of the classes, beside the predictions; None: they are numbered."""
     for case, drawn in (("a", {"Heart": [(2, OUTER)], "Lung": [(3, OUTER)]}), ("b", {"Heart": [(2, OUTER)]})):
         scan = series(tmp_path / case / "ct", array(seed=ord(case)))
@@ -184,7 +177,7 @@ def test_a_missing_structure_is_prepared_and_evaluated_where_it_is_not_annotated
         segmentation.evaluate(tmp_path / "pred", Path(pattern), annotated=["b=x"])
 
 
-def test_structures_that_are_not_annotated_may_be_missing_in_joined_labels_too(tmp_path: Path) -> None:
+def test_structures_that_are_not_annotated_may_be_missing_in_joined_labels_too(tmp_path):
     label = tmp_path / "rs.dcm#roi=heart|herz;lung;liver"
     case = Case("a", (tmp_path / "ct",), label, relabel=((0, 0), (1, 3), (2, 1), (3, 2)))
     joined = Dataset("d", (case,), ("background", "lung", "liver", "heart"), ("CT",))
@@ -211,16 +204,14 @@ def test_structures_that_are_not_annotated_may_be_missing_in_joined_labels_too(t
         ),
     ],
 )
-def test_an_error_names_file_and_structure(
-    tmp_path: Path, structure: str, contours: Contours, kind: str, message: str
-) -> None:
+def test_an_error_names_file_and_structure(tmp_path, structure, contours, kind, message):
     scan = series(tmp_path / "scan", array())
     path = rtstruct(tmp_path / "rs.dcm", contours, dicoms.affine(), kind)
     with pytest.raises(ValueError, match=rf"rs\.dcm: .*{message}"):
         read_label(Path(f"{path}#roi={structure}"), scan)
 
 
-def test_other_files_and_other_patients_are_refused(tmp_path: Path) -> None:
+def test_other_files_and_other_patients_are_refused(tmp_path):
     scan = series(tmp_path / "scan", array())
     path = rtstruct(tmp_path / "rs.dcm", {"a": [(2, OUTER)]}, dicoms.affine())
     other = series(tmp_path / "other", array(), FrameOfReferenceUID="1.2.3")

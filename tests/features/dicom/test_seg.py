@@ -1,9 +1,5 @@
 """medconv/features/dicom/seg.py: what highdicom and pydicom read from a written DICOM SEG."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers import dicoms
@@ -13,7 +9,7 @@ from medconv.features.dicom import seg
 highdicom = pytest.importorskip("highdicom", reason="the extra `dicomseg`")
 
 
-def test_segments_follow_the_frames_of_an_enhanced_file(tmp_path: Path) -> None:
+def test_segments_follow_the_frames_of_an_enhanced_file(tmp_path):
     source = dicoms.enhanced(tmp_path / "all.dcm", dicoms.array(), [3, 0, 4, 2, 1])
     label = (np.arange(9 * 7 * 5).reshape(9, 7, 5) % 3).astype(np.int16)
     seg.write(tmp_path / "out.dcm", label, source, ("background", "a", "b" * 80))
@@ -23,7 +19,7 @@ def test_segments_follow_the_frames_of_an_enhanced_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(frames.transpose(2, 1, 0), label[:, :, [3, 0, 4, 2, 1]])
 
 
-def test_class_and_patient_names_keep_their_letters(tmp_path: Path) -> None:
+def test_class_and_patient_names_keep_their_letters(tmp_path):
     names = {"SpecificCharacterSet": "ISO_IR 100", "PatientName": "Müller^Jörg"}
     source = dicoms.series(tmp_path / "se", dicoms.array(), **names)
     seg.write(tmp_path / "out.dcm", np.ones((9, 7, 5), np.int16), source, ("background", "Läsion", "肝"))
@@ -32,7 +28,7 @@ def test_class_and_patient_names_keep_their_letters(tmp_path: Path) -> None:
     assert content.PatientName == "Müller^Jörg"
 
 
-def test_segments_have_codes_of_the_standard(tmp_path: Path) -> None:
+def test_segments_have_codes_of_the_standard(tmp_path):
     codes = dicoms.pydicom.sr.codedict.codes
     source = dicoms.series(tmp_path / "se", dicoms.array())
     seg.write(tmp_path / "out.dcm", np.ones((9, 7, 5), np.int16), source, ("background", "kidney_left", "x"))
@@ -45,7 +41,7 @@ def test_segments_have_codes_of_the_standard(tmp_path: Path) -> None:
     assert private.segmented_property_type.scheme_designator == "99MEDCONV"
 
 
-def test_simpleitk_reads_the_same_voxels(tmp_path: Path) -> None:
+def test_simpleitk_reads_the_same_voxels(tmp_path):
     itk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
     source = dicoms.series(tmp_path / "se", dicoms.array((16, 8, 5)))
     label = np.zeros((16, 8, 5), np.int16)

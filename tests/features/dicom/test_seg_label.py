@@ -16,7 +16,7 @@ highdicom = pytest.importorskip("highdicom", reason="the extra `dicomseg`")
 NAMES = ["background", "liver", "spleen"]
 
 
-def labels() -> np.ndarray:
+def labels():
     """No slice at either end has foreground, so the file lacks them."""
     label = np.zeros((9, 7, 5), np.int16)
     label[2:4, 1:5, 1:3] = 1
@@ -25,7 +25,7 @@ def labels() -> np.ndarray:
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE], ids=["axial", "oblique"])
-def test_segments_lie_on_the_grid_of_the_image(tmp_path: Path, orientation: tuple[float, ...]) -> None:
+def test_segments_lie_on_the_grid_of_the_image(tmp_path, orientation):
     image = series(tmp_path / "image", array(), orientation)
     seg.write(tmp_path / "seg/s.dcm", labels(), image, NAMES)
     for path in (tmp_path / "seg/s.dcm", tmp_path / "seg"):
@@ -34,7 +34,7 @@ def test_segments_lie_on_the_grid_of_the_image(tmp_path: Path, orientation: tupl
         assert label_names(path) == {1: "liver", 2: "spleen"}
 
 
-def test_the_segmentation_of_one_slice_lies_on_it(tmp_path: Path) -> None:
+def test_the_segmentation_of_one_slice_lies_on_it(tmp_path):
     """Its file states another step to the next slice, though there is none."""
     image = series(tmp_path / "image", array((9, 7, 1)), OBLIQUE)
     seg.write(tmp_path / "s.dcm", labels()[:, :, 2:3], image, NAMES)
@@ -42,7 +42,7 @@ def test_the_segmentation_of_one_slice_lies_on_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(label, labels()[:, :, 2:3])
 
 
-def test_segmentations_of_a_dataset_are_matched_by_name(tmp_path: Path) -> None:
+def test_segmentations_of_a_dataset_are_matched_by_name(tmp_path):
     for case, names in (("a", NAMES), ("b", ["background", "spleen", "liver"])):
         image = series(tmp_path / case / "image", array())
         seg.write(tmp_path / case / "seg.dcm", labels(), image, names)
@@ -53,7 +53,7 @@ def test_segmentations_of_a_dataset_are_matched_by_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(second, np.where(labels(), 3 - labels(), 0))
 
 
-def test_chosen_segments_may_overlap(tmp_path: Path) -> None:
+def test_chosen_segments_may_overlap(tmp_path):
     image = series(tmp_path / "image", array())
     whole = np.where(labels() == 1, 1, 0)
     core = np.zeros_like(whole)
@@ -85,7 +85,7 @@ def test_chosen_segments_may_overlap(tmp_path: Path) -> None:
         read_label(tmp_path / "seg.dcm", image)
 
 
-def test_a_segmentation_of_another_image_is_refused(tmp_path: Path) -> None:
+def test_a_segmentation_of_another_image_is_refused(tmp_path):
     image = series(tmp_path / "image", array())
     seg.write(tmp_path / "seg.dcm", labels(), image, NAMES)
     smaller = series(tmp_path / "smaller", array((9, 7, 2)))

@@ -1,15 +1,10 @@
 """medconv/features/dicom/series.py: the series of a folder, other files beside them, and stamps."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +12,6 @@ from helpers import dicoms
 from helpers.dicoms import array, change, names, one, save, series
 from helpers.formats import assert_error_names
 from helpers.waiting import PATIENCE_S
-from pydicom.dataset import FileDataset
 
 from medconv.data.case import Case
 from medconv.data.io.images import read_array, stamp
@@ -25,7 +19,7 @@ from medconv.data.preprocessing.store import signature
 from medconv.features.dicom import series as series_module
 
 
-def test_each_radiograph_of_a_folder_is_an_image(tmp_path: Path) -> None:
+def test_each_radiograph_of_a_folder_is_an_image(tmp_path):
     pixels = np.arange(42, dtype=np.uint16).reshape(6, 7)
     bright = dicoms.radiograph(tmp_path / "a.dcm", pixels)
     dark = dicoms.radiograph(
@@ -37,7 +31,7 @@ def test_each_radiograph_of_a_folder_is_an_image(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_array(dark)[0][..., 0], 4095 - pixels.T)  # white is high in both
 
 
-def test_values_with_a_unit_are_not_turned_round_for_the_screen(tmp_path: Path) -> None:
+def test_values_with_a_unit_are_not_turned_round_for_the_screen(tmp_path):
     """A CT may be shown with white for low values; its numbers stay Hounsfield units."""
     pixels = np.arange(42, dtype=np.uint16).reshape(6, 7)
     shown = {"PhotometricInterpretation": "MONOCHROME1", "RescaleSlope": 2, "RescaleIntercept": -1024}
@@ -45,7 +39,7 @@ def test_values_with_a_unit_are_not_turned_round_for_the_screen(tmp_path: Path) 
     np.testing.assert_array_equal(read_array(file)[0][..., 0], 2 * pixels.T.astype(float) - 1024)
 
 
-def test_localizers_reports_pictures_and_other_files_are_skipped(tmp_path: Path) -> None:
+def test_localizers_reports_pictures_and_other_files_are_skipped(tmp_path):
     voxels = array()
     series(tmp_path, voxels)
     for name in ("DICOMDIR", ".hidden", "notes.txt", "Thumbs.db"):
@@ -61,7 +55,7 @@ def test_localizers_reports_pictures_and_other_files_are_skipped(tmp_path: Path)
     np.testing.assert_array_equal(read_array(tmp_path)[0], voxels)
 
 
-def colour_picture() -> FileDataset:
+def colour_picture():
     return one(
         np.zeros((4, 12), np.uint8),
         Columns=4,
@@ -71,20 +65,20 @@ def colour_picture() -> FileDataset:
     )
 
 
-def two_series(folder: Path) -> Path:
+def two_series(folder):
     for path in names(folder)[3:]:
         change(path, SeriesInstanceUID="1.2.9", SeriesNumber=4, SeriesDescription="T2", Modality="CT")
     return folder
 
 
-def only_a_picture(folder: Path) -> Path:
+def only_a_picture(folder):
     for path in folder.iterdir():
         path.unlink()
     save(colour_picture(), folder / "screen.dcm")
     return folder
 
 
-BAD_FOLDERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+BAD_FOLDERS = {
     "two series": (
         two_series,
         r"2 series in one folder, expected one: (4 T2 \(CT, 2|3 T1 mprage \(MR, 3) slices, IM.*a file "
@@ -98,13 +92,13 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_FOLDERS)
-def test_an_error_names_the_folder_and_its_fault(tmp_path: Path, fault: str) -> None:
+def test_an_error_names_the_folder_and_its_fault(tmp_path, fault):
     make, message = BAD_FOLDERS[fault]
     folder = series(tmp_path / "series", array())
     assert_error_names(make(folder), message, folder)
 
 
-def test_a_dicomdir_is_refused(tmp_path: Path) -> None:
+def test_a_dicomdir_is_refused(tmp_path):
     (series(tmp_path, array()) / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
     with pytest.raises(
         ValueError, match="DICOMDIR: a list of files, expected an image or a series; pass its folder"
@@ -112,7 +106,7 @@ def test_a_dicomdir_is_refused(tmp_path: Path) -> None:
         read_array(tmp_path / "DICOMDIR")
 
 
-def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     folder = series(tmp_path / "series", array())
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(ValueError) as error:
@@ -122,7 +116,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
     )
 
 
-def test_the_stamp_changes_with_any_slice(tmp_path: Path) -> None:
+def test_the_stamp_changes_with_any_slice(tmp_path):
     """The stamp of a file is that of its series, so another series in the folder does not change it."""
     folder = series(tmp_path / "a", array())
     path = names(folder)[1]
@@ -137,7 +131,7 @@ def test_the_stamp_changes_with_any_slice(tmp_path: Path) -> None:
     assert stamp(path) != of_file
 
 
-def radiographs(folder: Path, count: int) -> list[Path]:
+def radiographs(folder, count):
     """Files of one series each, in a folder that was changed long ago."""
     pixels = np.zeros((4, 4), np.uint8)
     paths = [
@@ -148,14 +142,14 @@ def radiographs(folder: Path, count: int) -> list[Path]:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def calls(monkeypatch):
     """How often a folder was listed, and a header was read."""
-    counted: Counter[str] = Counter()
+    counted = Counter()
 
-    def counting(name: str) -> Callable[[Path], Any]:
+    def counting(name):
         function = getattr(series_module, name)
 
-        def call(path: Path) -> Any:
+        def call(path):
             counted[name] += 1
             return function(path)
 
@@ -166,9 +160,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-def test_a_folder_of_many_radiographs_is_not_examined_for_each_of_them(
-    tmp_path: Path, calls: Counter[str]
-) -> None:
+def test_a_folder_of_many_radiographs_is_not_examined_for_each_of_them(tmp_path, calls):
     paths = radiographs(tmp_path, 6)
     stamps = [stamp(path) for path in paths]
     for path in paths:
@@ -180,16 +172,14 @@ def test_a_folder_of_many_radiographs_is_not_examined_for_each_of_them(
     assert [stamp(path) for path in paths[3:]] == stamps[3:]
 
 
-def test_threads_read_the_headers_of_a_folder_once(
-    tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_read_the_headers_of_a_folder_once(tmp_path, calls, monkeypatch):
     paths, listing, together = (
         radiographs(tmp_path, 6),
         series_module.list_files,
         Barrier(6, timeout=PATIENCE_S),
     )
 
-    def listed(folder: Path) -> Any:
+    def listed(folder):
         together.wait()
         return listing(folder)
 

@@ -1,12 +1,7 @@
 """medconv/features/dicom/volumes.py: voxels and grids of series, compared with other readers, and bad series."""
 
-from __future__ import annotations
-
 import io
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -27,9 +22,7 @@ from medconv.inference.inputs import find_cases
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE, (0, 1, 0, 0, 0, -1)])
-def test_slices_are_sorted_and_spaced_by_their_positions(
-    tmp_path: Path, orientation: tuple[float, ...]
-) -> None:
+def test_slices_are_sorted_and_spaced_by_their_positions(tmp_path, orientation):
     voxels = array()
     image, grid = read_array(series(tmp_path / "series", voxels, orientation))
     np.testing.assert_array_equal(image, voxels)
@@ -40,7 +33,7 @@ def test_slices_are_sorted_and_spaced_by_their_positions(
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE])
-def test_itk_reads_the_same_voxels_and_grid(tmp_path: Path, orientation: tuple[float, ...]) -> None:
+def test_itk_reads_the_same_voxels_and_grid(tmp_path, orientation):
     sitk = pytest.importorskip("SimpleITK", reason="only to compare with")
     folder = series(tmp_path / "series", array(), orientation)
     reader = sitk.ImageSeriesReader()
@@ -53,7 +46,7 @@ def test_itk_reads_the_same_voxels_and_grid(tmp_path: Path, orientation: tuple[f
     np.testing.assert_allclose(nib.affines.apply_affine(grid.matrix, last_voxel), itk_mm, atol=1e-4)
 
 
-def test_nibabel_reads_the_same_slices_and_positions(tmp_path: Path) -> None:
+def test_nibabel_reads_the_same_slices_and_positions(tmp_path):
     from nibabel.nicom.dicomwrappers import wrapper_from_file
 
     folder = series(tmp_path / "series", array(), OBLIQUE)
@@ -67,8 +60,8 @@ def test_nibabel_reads_the_same_slices_and_positions(tmp_path: Path) -> None:
             np.testing.assert_allclose(position_mm, nibabel_mm, atol=1e-6)
 
 
-def test_slope_and_intercept_of_each_slice_are_applied(tmp_path: Path) -> None:
-    def edit(content: Any, z: int) -> None:
+def test_slope_and_intercept_of_each_slice_are_applied(tmp_path):
+    def edit(content, z):
         content.RescaleSlope, content.RescaleIntercept = 0.5 + z, -1024 + z
 
     voxels = array()
@@ -76,10 +69,10 @@ def test_slope_and_intercept_of_each_slice_are_applied(tmp_path: Path) -> None:
     np.testing.assert_allclose(image, voxels * (0.5 + np.arange(5)) + np.arange(-1024, -1019), rtol=1e-6)
 
 
-def test_a_tilted_gantry_gives_a_sheared_affine(tmp_path: Path) -> None:
+def test_a_tilted_gantry_gives_a_sheared_affine(tmp_path):
     """Slices are shifted within their planes; positions agree with the headers, voxels keep their volume."""
 
-    def tilt(content: Any, z: int) -> None:
+    def tilt(content, z):
         content.ImagePositionPatient = [-20, 30.5 + 1.5 * z, -7.25 + 6.5 * z]
 
     folder = series(tmp_path / "ct/a", array(), edit=tilt)
@@ -100,13 +93,13 @@ def test_a_tilted_gantry_gives_a_sheared_affine(tmp_path: Path) -> None:
     assert warning == f"case a: {folder}: its axes are 13.0 degrees off a right angle; it is used as it is"
 
 
-def test_a_single_slice_has_its_thickness_as_spacing(tmp_path: Path) -> None:
+def test_a_single_slice_has_its_thickness_as_spacing(tmp_path):
     image, grid = read_array(series(tmp_path, array((9, 7, 1))))
     assert grid.shape == (9, 7, 1) and image.shape == (9, 7, 1)
     np.testing.assert_allclose(grid.matrix, dicoms.affine(step_mm=5.0))
 
 
-def test_several_echoes_of_a_single_slice_are_channels(tmp_path: Path) -> None:
+def test_several_echoes_of_a_single_slice_are_channels(tmp_path):
     voxels = [array((9, 7, 1), seed=seed) for seed in range(2)]
     (tmp_path / "both").mkdir()
     for number, echo in enumerate((4.6, 2.3)):
@@ -129,7 +122,7 @@ def test_several_echoes_of_a_single_slice_are_channels(tmp_path: Path) -> None:
         ("ImageType", (["A", "W"], ["A", "F"])),
     ],
 )
-def test_repeated_positions_are_channels(tmp_path: Path, name: str, values: tuple) -> None:
+def test_repeated_positions_are_channels(tmp_path, name, values):
     """In the order of the header values, not of the files."""
     voxels = [array(seed=seed) for seed in range(2)]
     for number, value in enumerate(values):
@@ -150,7 +143,7 @@ def test_repeated_positions_are_channels(tmp_path: Path, name: str, values: tupl
 
 
 @pytest.mark.parametrize("syntax", ["RLELossless", "JPEGLSLossless"])
-def test_compressed_series_are_decoded(tmp_path: Path, syntax: str) -> None:
+def test_compressed_series_are_decoded(tmp_path, syntax):
     uid = getattr(dicoms.pydicom.uid, syntax)
     if (
         not dicoms.pydicom.pixels.get_encoder(uid).is_available
@@ -163,7 +156,7 @@ def test_compressed_series_are_decoded(tmp_path: Path, syntax: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "uid"), [("JPEGLosslessProcess14_1", "70"), ("JPEG2000Lossless", "90")])
-def test_series_compressed_by_gdcm_are_decoded(tmp_path: Path, name: str, uid: str) -> None:
+def test_series_compressed_by_gdcm_are_decoded(tmp_path, name, uid):
     """Archives use these syntaxes most; pydicom cannot write them."""
     gdcm = pytest.importorskip("gdcm", reason="the extra `dicom`")
     voxels = array((16, 12, 3))
@@ -182,47 +175,47 @@ def test_series_compressed_by_gdcm_are_decoded(tmp_path: Path, name: str, uid: s
     np.testing.assert_array_equal(read_array(tmp_path)[0], voxels)
 
 
-def everywhere(folder: Path, **elements: object) -> Path:
+def everywhere(folder, **elements):
     paths = sorted(folder.iterdir())
     for path in paths:
         change(path, **elements)
     return paths[0]
 
 
-def without_a_slice(folder: Path) -> Path:
+def without_a_slice(folder):
     names(folder)[2].unlink()
     return folder
 
 
-def out_of_line(folder: Path) -> Path:
+def out_of_line(folder):
     change_one(folder, ImagePositionPatient=[-17, 30.5, -0.75])
     return folder
 
 
-def copied(folder: Path) -> Path:
+def copied(folder):
     path = names(folder)[0]
     (folder / "ZZ.dcm").write_bytes(path.read_bytes())
     return folder / "ZZ.dcm"
 
 
-def two_slices_at_one_position(folder: Path) -> Path:
+def two_slices_at_one_position(folder):
     save(with_new_uid(names(folder)[1]), folder / "ZZ.dcm")
     return folder
 
 
-def two_slices_at_each_position(folder: Path) -> Path:
+def two_slices_at_each_position(folder):
     for number, path in enumerate(names(folder)):
         save(with_new_uid(path), folder / f"ZZ{number}.dcm")
     return folder
 
 
-def cut(folder: Path) -> Path:
+def cut(folder):
     path = names(folder)[1]
     path.write_bytes(path.read_bytes()[:-60])
     return path
 
 
-def compressed_as(folder: Path, syntax: str) -> Path:
+def compressed_as(folder, syntax):
     path = names(folder)[1]
     content = dicoms.pydicom.dcmread(path)
     content.PixelData = dicoms.pydicom.encaps.encapsulate([b"\xff\x4f\xff\x51" + bytes(60)])
@@ -232,7 +225,7 @@ def compressed_as(folder: Path, syntax: str) -> Path:
 
 
 HTJ2K = "1.2.840.10008.1.2.4.201"  # the extra `dicom` has no decoder for it
-BAD_SERIES: dict[str, tuple[Callable[[Path], Path], str]] = {
+BAD_SERIES = {
     "no pixels": (lambda f: change_one(f, PixelData=None), r"has no pixels \(7FE0,0010\), expected an image"),
     "pixels cut short": (
         cut,
@@ -297,7 +290,7 @@ BAD_SERIES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_SERIES)
-def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
+def test_an_error_names_the_file_and_its_fault(tmp_path, fault):
     if fault == "no decoder" and dicoms.pydicom.pixels.get_decoder(HTJ2K).is_available:
         pytest.skip("this machine has a decoder for every syntax")
     make, message = BAD_SERIES[fault]
@@ -305,7 +298,7 @@ def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> No
     assert_error_names(make(folder), message, folder)
 
 
-def siemens(dataset: Any, source: str, b_value: int) -> None:
+def siemens(dataset, source, b_value):
     dataset.Manufacturer = "SIEMENS"
     if source == "private":
         block = dataset.private_block(0x0019, "SIEMENS MR HEADER", create=True)
@@ -315,7 +308,7 @@ def siemens(dataset: Any, source: str, b_value: int) -> None:
 
 
 @pytest.mark.parametrize("source", ["private", "sequence name"])
-def test_b_values_of_siemens_separate_volumes(tmp_path: Path, source: str) -> None:
+def test_b_values_of_siemens_separate_volumes(tmp_path, source):
     """By number: as text 1000 would come before 50."""
     voxels = {b: array(seed=b) for b in (1000, 0, 50)}
     for number, (b, volume) in enumerate(voxels.items()):
@@ -337,12 +330,12 @@ def test_b_values_of_siemens_separate_volumes(tmp_path: Path, source: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["implicit", "unknown", "empty"])
-def test_a_private_b_value_is_read_in_any_encoding(tmp_path: Path, kind: str) -> None:
+def test_a_private_b_value_is_read_in_any_encoding(tmp_path, kind):
     """Archives often turn files into implicit VR, and private elements into UN or nothing."""
     voxels = {b: array(seed=b) for b in (1000, 50)}
     for b, volume in voxels.items():
 
-        def edit(content: Any, z: int, b: int = b) -> None:
+        def edit(content, z, b=b):
             siemens(content, "private", b)
             if kind == "empty":
                 siemens(content, "sequence name", b)
@@ -362,7 +355,7 @@ def test_a_private_b_value_is_read_in_any_encoding(tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize("implicit", [True, False])
-def test_a_series_without_preamble_is_read(tmp_path: Path, implicit: bool) -> None:
+def test_a_series_without_preamble_is_read(tmp_path, implicit):
     """As ACR-NEMA and some archives have it: elements from the first byte on."""
     voxels = array()
     for path in series(tmp_path, voxels).iterdir():
@@ -375,7 +368,7 @@ def test_a_series_without_preamble_is_read(tmp_path: Path, implicit: bool) -> No
     np.testing.assert_allclose(grid.matrix, dicoms.affine(), atol=1e-6)
 
 
-def test_a_file_that_begins_with_its_meta_header_is_recognised(tmp_path: Path) -> None:
+def test_a_file_that_begins_with_its_meta_header_is_recognised(tmp_path):
     """With the elements of group 2, but neither the 128 bytes nor DICM before them; in any kind of name."""
     path = names(series(tmp_path / "series", voxels := array((9, 7, 1))))[0]
     (tmp_path / "bare").mkdir()
@@ -388,7 +381,7 @@ def test_a_file_that_begins_with_its_meta_header_is_recognised(tmp_path: Path) -
     assert not is_dicom(bare)
 
 
-def test_jpeg_of_12_bits_is_read_or_names_its_decoder(tmp_path: Path) -> None:
+def test_jpeg_of_12_bits_is_read_or_names_its_decoder(tmp_path):
     """A file of a scanner, from pydicom's own tests; its scan ends at a frequency that the standard forbids."""
     content = dicoms.pydicom.dcmread(dicoms.pydicom.data.get_testdata_file("JPEG-lossy.dcm"))
     stream = bytearray(content.PixelData)
@@ -404,7 +397,7 @@ def test_jpeg_of_12_bits_is_read_or_names_its_decoder(tmp_path: Path) -> None:
         assert image.shape == (256, 1024, 1) and (image.min(), image.max()) == (0, 264)  # above 8 bits
 
 
-def test_jpeg_of_the_same_syntax_with_8_bits_is_read(tmp_path: Path) -> None:
+def test_jpeg_of_the_same_syntax_with_8_bits_is_read(tmp_path):
     if not dicoms.pydicom.pixels.get_decoder(volumes._JPEG_12_BIT).is_available:
         pytest.skip("no decoder of JPEG here")
     ramp = np.add.outer(np.arange(24), 5 * np.arange(32)).astype(np.uint8)

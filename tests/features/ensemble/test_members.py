@@ -23,7 +23,7 @@ from medconv.utils.exit_codes import BUG, DONE, PREEMPTED, USER
 SETTINGS = ("conv=none", "data.samples_per_epoch=4", "trainer.enable_progress_bar=true")
 
 
-def ensemble(dataset: Path, folder: Path, *more: str) -> tuple[int, str]:
+def ensemble(dataset, folder, *more):
     """The exit code of an ensemble of two, and what it printed."""
     arguments = ["--members", "2", *tiny.overrides(dataset, *SETTINGS), f"run.dir={folder}", *more]
     with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +32,7 @@ def ensemble(dataset: Path, folder: Path, *more: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+def trained(tmp_path_factory):
     """A dataset, the folder of an ensemble of two, and what the command printed."""
     home = tmp_path_factory.mktemp("ensemble")
     dataset = tiny.write_dataset(home / "data/tiny")
@@ -41,13 +41,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     return dataset, home / "run", printed
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights(folder):
     return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
 
 
-def test_members_differ_by_their_seed_and_the_first_is_the_run_itself(
-    trained: tuple[Path, Path, str], tmp_path: Path
-) -> None:
+def test_members_differ_by_their_seed_and_the_first_is_the_run_itself(trained, tmp_path):
     dataset, folder, _ = trained
     tiny.train(dataset, tmp_path / "alone", *SETTINGS)
     alone = weights(tmp_path / "alone")
@@ -57,7 +55,7 @@ def test_members_differ_by_their_seed_and_the_first_is_the_run_itself(
     assert not all(first[name].equal(second[name]) for name in first)
 
 
-def test_the_summary_and_the_table_say_what_each_member_gained(trained: tuple[Path, Path, str]) -> None:
+def test_the_summary_and_the_table_say_what_each_member_gained(trained):
     _, folder, printed = trained
     summary = json.loads((folder / "summary.json").read_text())
     first, second = summary["members"]
@@ -68,7 +66,7 @@ def test_the_summary_and_the_table_say_what_each_member_gained(trained: tuple[Pa
     assert f"medconv predict --checkpoint {folder} " in printed.splitlines()[-1]
 
 
-def test_the_folder_predicts_as_all_checkpoints_named(trained: tuple[Path, Path, str]) -> None:
+def test_the_folder_predicts_as_all_checkpoints_named(trained):
     dataset, folder, _ = trained
     files = [folder / "checkpoints/best.ckpt", folder / "members/2/checkpoints/best.ckpt"]
     assert checkpoints_of(folder) == files
@@ -81,9 +79,7 @@ def test_the_folder_predicts_as_all_checkpoints_named(trained: tuple[Path, Path,
 
 
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_member_that_was_killed_resumes_to_the_same_weights(
-    number: int, trained: tuple[Path, Path, str], tmp_path: Path
-) -> None:
+def test_a_member_that_was_killed_resumes_to_the_same_weights(number, trained, tmp_path):
     """Killed after three of its four steps, and resumed after two; a member that had ended is left as it is."""
     dataset, folder, _ = trained
     killed = tmp_path / "run"
@@ -102,7 +98,7 @@ def test_a_member_that_was_killed_resumes_to_the_same_weights(
         assert all(value.equal(expected[key]) for key, value in weights(killed / name).items())
 
 
-def test_a_member_without_a_checkpoint_is_not_left_out(tmp_path: Path) -> None:
+def test_a_member_without_a_checkpoint_is_not_left_out(tmp_path):
     for name in ("checkpoints", "members/2/checkpoints"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "members/2/checkpoints/best.ckpt").write_bytes(b"")
@@ -110,7 +106,7 @@ def test_a_member_without_a_checkpoint_is_not_left_out(tmp_path: Path) -> None:
         checkpoints_of(tmp_path)
 
 
-def test_each_member_takes_another_fold(dataset: Path) -> None:
+def test_each_member_takes_another_fold(dataset):
     config = tiny.checked(dataset, "data.fold=1")
     found = members_of(config, Path("run"), ["data=msd"], 3, folds=True)
     assert [member.arguments[-1] for member in found] == ["data.fold=1", "data.fold=2", "data.fold=0"]
@@ -118,14 +114,14 @@ def test_each_member_takes_another_fold(dataset: Path) -> None:
     assert found[1].arguments[:3] == ("data=msd", "run.dir='run/members/2'", f"seed={config.seed + 1}")
 
 
-def test_the_commands_of_a_dry_run_train_where_they_are_copied(dataset: Path) -> None:
+def test_the_commands_of_a_dry_run_train_where_they_are_copied(dataset):
     found = members_of(tiny.checked(dataset), Path("run"), ["data=msd", "run.dry_run=true"], 2, folds=False)
     lines = members.plan(found).splitlines()
     assert [line.split()[:3] for line in lines] == [["medconv", "train", "data=msd"]] * 2
     assert "dry_run" not in members.plan(found)
 
 
-def test_each_device_trains_one_member(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_trains_one_member(dataset, monkeypatch):
     monkeypatch.setattr(members, "num_cores", lambda: 8)
     config = tiny.checked(dataset, "trainer.devices=2")
     assert devices_of(config) == [{"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}]
@@ -149,15 +145,13 @@ class Fake(subprocess.Popen[bytes]):
         (["os.kill(os.getpid(), signal.SIGSEGV)", "exit(1)"], BUG),
     ],
 )
-def test_the_exit_code_is_that_of_the_first_member_that_failed(
-    ends: list[str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_exit_code_is_that_of_the_first_member_that_failed(ends, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(members.subprocess, "Popen", Fake)
     found = [Member(number, RunDir(tmp_path / str(number)), (end,)) for number, end in enumerate(ends, 1)]
     assert members.train(found, [{}]) == expected
 
 
-def test_a_stop_of_one_member_is_that_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
     monkeypatch.setattr(members.subprocess, "Popen", Fake)
     ends = [f"exit({PREEMPTED})", "signal.pause()", "exit(0)"]
     found = [Member(number, RunDir(tmp_path / str(number)), (end,)) for number, end in enumerate(ends, 1)]
@@ -180,12 +174,6 @@ def test_a_stop_of_one_member_is_that_of_all(tmp_path: Path, monkeypatch: pytest
         (["--members", "2", "seed=1,2"], "seed=1,2"),
     ],
 )
-def test_what_an_ensemble_cannot_be_is_said(
-    arguments: list[str],
-    message: str,
-    dataset: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_an_ensemble_cannot_be_is_said(arguments, message, dataset, monkeypatch, capsys):
     assert tiny.call(monkeypatch, "ensemble", *tiny.overrides(dataset), *arguments) == USER
     assert message in capsys.readouterr().err

@@ -4,7 +4,6 @@ kernels by their definition, and statistics that copies share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
 
@@ -21,7 +20,7 @@ from medconv.features.image_level.encoder import Encoder
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.unet import UNet
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+NETWORKS = {
     "unet 3d": (lambda: UNet(3, 1, 3, (8, 16, 16), (2, (1, 2, 2))), 3),
     "unet 2d, instance norm": (lambda: UNet(2, 2, 3, (8, 16), (2,), norm="instance"), 2),
     "unet 2d, 5-kernels": (lambda: UNet(2, 1, 2, (8, 16), (2,), kernel_size=(5, 3)), 2),
@@ -38,7 +37,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
-def perturbed(network: nn.Module) -> nn.Module:
+def perturbed(network):
     """Changes biases, norms and running statistics, whose initial values are the same in all copies."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -50,7 +49,7 @@ def perturbed(network: nn.Module) -> nn.Module:
     return network
 
 
-def mirrored(name: str, axes: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+def mirrored(name, axes):
     torch.manual_seed(0)
     build, dims = NETWORKS[name]
     network = build()
@@ -80,7 +79,7 @@ def test_the_network_commutes_with_every_flip_of_the_group(name: str, axes: tupl
 
 
 @pytest.mark.parametrize(("name", "axes"), [c for c in CASES if len(c[1]) < 3])
-def test_parameters_shrink_by_the_size_of_the_group(name: str, axes: tuple[int, ...]) -> None:
+def test_parameters_shrink_by_the_size_of_the_group(name, axes):
     before = sum(p.numel() for p in NETWORKS[name][0]().parameters())
     after = sum(p.numel() for p in mirrored(name, axes)[0].parameters())
     slack = (
@@ -90,7 +89,7 @@ def test_parameters_shrink_by_the_size_of_the_group(name: str, axes: tuple[int, 
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_folding_gives_a_plain_network_with_equal_output(name: str) -> None:
+def test_folding_gives_a_plain_network_with_equal_output(name):
     network, image = mirrored(name, (0, 1))
     network.eval()
     folded, plain = fold_convs(network), NETWORKS[name][0]()
@@ -102,7 +101,7 @@ def test_folding_gives_a_plain_network_with_equal_output(name: str) -> None:
     assert mirror_axes(network) == (0, 1) and mirror_axes(folded) == () == mirror_axes(plain)
 
 
-def test_init_from_weights_keeps_an_equivariant_network() -> None:
+def test_init_from_weights_keeps_an_equivariant_network():
     network, image = mirrored("unet 3d", (0,))
     network.eval()
     folded = fold_convs(network)
@@ -112,7 +111,7 @@ def test_init_from_weights_keeps_an_equivariant_network() -> None:
     assert "weights kept with a relative error" in str(report)
 
 
-def test_a_shared_batch_norm_stays_shared() -> None:
+def test_a_shared_batch_norm_stays_shared():
     norm = nn.BatchNorm2d(4)
     network = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), norm, nn.Conv2d(4, 4, 3, padding=1), norm, nn.Conv2d(4, 1, 1)
@@ -165,9 +164,7 @@ class Joined(nn.Module):
                                                                                                    r"\(Linear\)"),
     ],
 )  # fmt: skip
-def test_networks_that_cannot_be_equivariant_are_refused_by_layer(
-    build: Callable[[], nn.Module], shape: tuple[int, ...], axes: tuple[int, ...], message: str
-) -> None:
+def test_networks_that_cannot_be_equivariant_are_refused_by_layer(build, shape, axes, message):
     torch.manual_seed(0)
     network = build()
     before = deepcopy(network.state_dict())
@@ -178,7 +175,7 @@ def test_networks_that_cannot_be_equivariant_are_refused_by_layer(
 
 
 @pytest.mark.parametrize("groups", [4, 1])
-def test_depthwise_layers_and_concatenated_images_work(groups: int) -> None:
+def test_depthwise_layers_and_concatenated_images_work(groups):
     torch.manual_seed(0)
     chain = [nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=groups), nn.Conv2d(4, 2, 1)]
     network = nn.Sequential(*chain) if groups == 4 else Joined()
@@ -198,14 +195,12 @@ def test_depthwise_layers_and_concatenated_images_work(groups: int) -> None:
         ((), (), "axes or planes must name a spatial axis"),
     ],
 )
-def test_wrong_axes_are_refused(
-    axes: tuple[int, ...], planes: tuple[tuple[int, int], ...], message: str
-) -> None:
+def test_wrong_axes_are_refused(axes, planes, message):
     with pytest.raises(ValueError, match=message):
         Equivariant(axes, planes)
 
 
-def test_errors_of_swap_convs_name_what_mirror_needs() -> None:
+def test_errors_of_swap_convs_name_what_mirror_needs():
     network = UNet(2, 1, 2, (8, 8), (2,))
     with pytest.raises(ValueError, match=r"Equivariant needs `example`"):
         swap_convs(network, Equivariant((0,)))
@@ -215,7 +210,7 @@ def test_errors_of_swap_convs_name_what_mirror_needs() -> None:
         swap_convs(nn.Identity(), Equivariant((0,)), example=torch.zeros(2, 1, 8, 8))
 
 
-def test_layers_that_a_forward_pass_does_not_use_are_kept() -> None:
+def test_layers_that_a_forward_pass_does_not_use_are_kept():
     network = UNet(2, 1, 2, (8, 8), (2,))
     network.spare = nn.Conv2d(1, 3, 3)
     report = swap_convs(network, Equivariant((0,)), example=torch.zeros(2, 1, 8, 8))
@@ -254,9 +249,7 @@ def test_the_network_commutes_with_flips_and_turns(
 
 
 @pytest.mark.parametrize(("dims", "axes", "planes", "copies"), QUARTERS.values(), ids=QUARTERS)
-def test_a_group_is_closed_and_starts_with_no_motion(
-    dims: int, axes: tuple[int, ...], planes: tuple[tuple[int, int], ...], copies: int
-) -> None:
+def test_a_group_is_closed_and_starts_with_no_motion(dims, axes, planes, copies):
     group, image = Group(dims, axes, planes), torch.randn(1, 1, *[3] * dims)
     assert len(group) == len(set(group.elements)) == copies
     assert group.elements[0](image, 2).equal(image)
@@ -268,13 +261,13 @@ def test_a_group_is_closed_and_starts_with_no_motion(
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
-def test_right_inverse_recovers_the_kernels_of_turns(rows: bool, columns: bool) -> None:
+def test_right_inverse_recovers_the_kernels_of_turns(rows, columns):
     prior = GroupPrior((3, 3), Group(2, (0,), ((0, 1),)), rows, columns)
     weight = prior(torch.randn(2, 9, 3 * (8 if rows and columns else 1)))
     torch.testing.assert_close(prior(prior.right_inverse(weight)), weight)
 
 
-def test_turns_need_what_is_equal_along_both_axes() -> None:
+def test_turns_need_what_is_equal_along_both_axes():
     network = UNet(2, 1, 2, (8, 8), ((1, 2),))
     with pytest.raises(ValueError, match=r"layer .*turns need an equal kernel_size along axes 0 and 1, got"):
         swap_convs(network, Equivariant((), ((0, 1),)), example=torch.zeros(1, 1, 16, 16))
@@ -282,14 +275,14 @@ def test_turns_need_what_is_equal_along_both_axes() -> None:
 
 @pytest.mark.parametrize("axes", [(0,), (1, 2), (2, 0, 1)])
 @pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
-def test_kernels_follow_the_definition(axes: tuple[int, ...], rows: bool, columns: bool) -> None:
+def test_kernels_follow_the_definition(axes, rows, columns):
     size, copies = (3, 1, 3), 2 ** len(axes)
     prior = GroupPrior(size, Group(3, axes), rows, columns)
     own = torch.randn(2, 9, 3 * (copies if rows and columns else 1))
     weight, kernel = prior(own).numpy(), own.numpy().reshape(2, *size, -1)
     elements = list(product((0, 1), repeat=len(axes)))
 
-    def flipped(values: np.ndarray, element: tuple[int, ...]) -> np.ndarray:
+    def flipped(values, element):
         return np.flip(values, [a for a, on in zip(axes, element, strict=True) if on])
 
     for o, i in product(range(2), range(3)):
@@ -309,14 +302,14 @@ def test_kernels_follow_the_definition(axes: tuple[int, ...], rows: bool, column
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
-def test_right_inverse_recovers_the_kernels(rows: bool, columns: bool) -> None:
+def test_right_inverse_recovers_the_kernels(rows, columns):
     prior = GroupPrior((3, 3), Group(2, (0, 1)), rows, columns)
     weight = prior(torch.randn(2, 9, 3 * (4 if rows and columns else 1)))
     torch.testing.assert_close(prior(prior.right_inverse(weight)), weight)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
-def test_batch_norm_shares_statistics_among_copies(layout: torch.memory_format) -> None:
+def test_batch_norm_shares_statistics_among_copies(layout):
     norm, plain = SharedBatchNorm(nn.BatchNorm3d(3), 2), nn.BatchNorm3d(3)
     x = torch.randn(2, 6, 4, 4, 4).contiguous(memory_format=layout)
     expected = plain(torch.cat([x[:, ::2], x[:, 1::2]], 2))  # copies side by side in space
@@ -327,7 +320,7 @@ def test_batch_norm_shares_statistics_among_copies(layout: torch.memory_format) 
     torch.testing.assert_close(norm.norm.running_var, plain.running_var)
 
 
-def test_the_whole_network_s_symmetry_is_not_shared() -> None:
+def test_the_whole_network_s_symmetry_is_not_shared():
     with pytest.raises(ValueError, match=r"share must be 1, got 0.5"):
         swap_convs(
             nn.Sequential(nn.Conv2d(2, 2, 3)), Equivariant((0,)), share=0.5, example=torch.zeros(1, 2, 4, 4)
@@ -335,7 +328,7 @@ def test_the_whole_network_s_symmetry_is_not_shared() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 1)])
-def test_mirror_makes_the_logits_invariant_to_flips(axes: tuple[int, ...]) -> None:
+def test_mirror_makes_the_logits_invariant_to_flips(axes):
     torch.manual_seed(0)
     network, image = Encoder(2, 1, 3, [8, 16], [2]), torch.randn(4, 1, 8, 8)
     swap_convs(network, Equivariant(axes), example=image)
@@ -345,13 +338,13 @@ def test_mirror_makes_the_logits_invariant_to_flips(axes: tuple[int, ...]) -> No
     assert not torch.allclose(network(image), network(image.transpose(2, 3)), atol=1e-3)
 
 
-def unet(spatial_dims: int = 2, channels: tuple[int, ...] = (4, 6, 8, 10, 12)) -> UNet:
+def unet(spatial_dims=2, channels=(4, 6, 8, 10, 12)):
     torch.manual_seed(0)
     return UNet(spatial_dims, 1, 3, channels, (2,) * (len(channels) - 1), norm="instance")
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 1)])
-def test_heads_of_an_equivariant_network_are_equivariant(axes: tuple[int, ...]) -> None:
+def test_heads_of_an_equivariant_network_are_equivariant(axes):
     network, image = unet(channels=(8, 8, 8, 8, 8)), torch.randn(1, 1, 32, 32)
     swap_convs(network, Equivariant(axes), example=image)
     supervision = DeepSupervision(network, 3)

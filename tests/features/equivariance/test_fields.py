@@ -23,7 +23,7 @@ class Joined(nn.Module):
         return self.head(self.second(torch.cat([x, self.first(x).relu_()], 1)))
 
 
-def test_layers_between_the_first_and_the_last_read_and_write_fields() -> None:
+def test_layers_between_the_first_and_the_last_read_and_write_fields():
     stages = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.PReLU(4)]
     network = nn.Sequential(*stages, nn.Conv2d(4, 2, 1))
     state = {name: value.clone() for name, value in network.state_dict().items()}
@@ -37,7 +37,7 @@ def test_layers_between_the_first_and_the_last_read_and_write_fields() -> None:
     assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
 
 
-def test_features_that_are_concatenated_with_the_image_are_no_fields() -> None:
+def test_features_that_are_concatenated_with_the_image_are_no_fields():
     assert fields(Joined(), torch.randn(2, 1, 8, 8)) == {
         "first": (False, False),
         "second": (False, True),
@@ -45,7 +45,7 @@ def test_features_that_are_concatenated_with_the_image_are_no_fields() -> None:
     }
 
 
-def test_the_check_finds_a_network_that_is_symmetric_only_at_first() -> None:
+def test_the_check_finds_a_network_that_is_symmetric_only_at_first():
     """A batch norm whose copies are untied is symmetric at first, with scale 1 and shift 0."""
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 3, padding=1))
     image = torch.randn(2, 1, 8, 8)
@@ -56,13 +56,13 @@ def test_the_check_finds_a_network_that_is_symmetric_only_at_first() -> None:
         check_equivariance(network, image, Group(2, (0,)))
 
 
-def test_a_network_is_checked_in_full_precision_where_the_caller_computes_in_half() -> None:
+def test_a_network_is_checked_in_full_precision_where_the_caller_computes_in_half():
     network = UNet(2, 1, 2, (16, 32), (2,))
     with torch.autocast("cpu", torch.bfloat16):
         swap_convs(network, Equivariant((0,)), example=torch.randn(2, 1, 64, 64))
 
 
-def test_the_check_refuses_outputs_that_are_not_finite() -> None:
+def test_the_check_refuses_outputs_that_are_not_finite():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 1, 3))
     torch.nn.init.constant_(network[1].bias, float("nan"))
     with pytest.raises(ValueError, match="error nan"):
@@ -76,7 +76,7 @@ class Half(nn.Module):
         return x * (torch.rand(len(x), *[1] * (x.ndim - 1)) < 0.5) if self.training else x
 
 
-def test_what_is_random_in_training_does_not_break_the_symmetry() -> None:
+def test_what_is_random_in_training_does_not_break_the_symmetry():
     network = nn.Sequential(
         nn.Conv2d(1, 2, 3, padding=1), Half(), nn.Dropout2d(0.5), nn.Conv2d(2, 1, 3, padding=1)
     )

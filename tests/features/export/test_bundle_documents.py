@@ -3,7 +3,7 @@
 from medconv.features.export import bundle_documents
 
 
-def test_an_open_size_is_an_expression_and_a_fixed_one_a_number() -> None:
+def test_an_open_size_is_an_expression_and_a_fixed_one_a_number():
     metadata = {
         "inputs": {"divisor": [4, 8], "dynamic": {"spatial": [True, False]}},
         "windows": {"patch_size": [16, 12]},
@@ -11,7 +11,7 @@ def test_an_open_size_is_an_expression_and_a_fixed_one_a_number() -> None:
     assert bundle_documents._spatial_shape(metadata) == ["4 * n", 12]
 
 
-def test_channels_are_numbered() -> None:
+def test_channels_are_numbered():
     image = bundle_documents._data_format("magnitude", ["4 * n", 12], ["T1", "FLAIR"])
     assert image["num_channels"] == 2 and image["channel_def"] == {0: "T1", 1: "FLAIR"}
     assert image["spatial_shape"] == ["4 * n", 12]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from helpers import exports, ranks
-from helpers.exports import Exported, refusal
+from helpers.exports import refusal
 
 from medconv.features.export.export import _new_folder
 from medconv.features.export.job import OPSETS
 from medconv.utils.errors import ArgumentError
 
 
-def test_the_command_as_a_user_starts_it(exported: Exported, tmp_path: Path) -> None:
+def test_the_command_as_a_user_starts_it(exported, tmp_path):
     arguments = (
         "--checkpoint",
         str(exported.checkpoint),
@@ -29,7 +29,7 @@ def test_the_command_as_a_user_starts_it(exported: Exported, tmp_path: Path) -> 
     assert {path.name for path in (tmp_path / "new/folder").iterdir()} == {"m.ts", "m.ts.json"}
 
 
-def test_logits_that_differ_leave_no_file(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_logits_that_differ_leave_no_file(exported, tmp_path, monkeypatch, capsys):
     before = {*tmp_path.iterdir()}
     for format, name in (("torchscript", "m.ts"), ("bundle", "folder")):
         arguments = ("--checkpoint", exported.checkpoint, "--format", format, "--output", tmp_path / name)
@@ -38,9 +38,7 @@ def test_logits_that_differ_leave_no_file(exported: Exported, tmp_path: Path, mo
         assert {*tmp_path.iterdir()} == before
 
 
-def test_bad_options_are_one_error_and_write_nothing(
-    exported: Exported, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_bad_options_are_one_error_and_write_nothing(exported, tmp_path, monkeypatch, capsys):
     branching = exports.variant(
         exported.checkpoint,
         tmp_path / "b.ckpt",
@@ -78,9 +76,7 @@ def test_bad_options_are_one_error_and_write_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"b.ckpt"}
 
 
-def test_what_a_killed_export_left_behind_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_killed_export_left_behind_is_named(tmp_path, monkeypatch, caplog):
     """Not what belongs to an export that is running, as this process is; also where there is no /proc."""
     monkeypatch.setattr(Path, "exists", lambda path: False)
     killed = tmp_path / ".4194305.model"  # more than the kernel's highest process id
@@ -93,7 +89,7 @@ def test_what_a_killed_export_left_behind_is_named(
     ]
 
 
-def test_of_two_exports_into_one_folder_the_later_is_refused(tmp_path: Path) -> None:
+def test_of_two_exports_into_one_folder_the_later_is_refused(tmp_path):
     """Both began before it existed; the first one's files stay."""
     folder = tmp_path / "model"
     refused = pytest.raises(ArgumentError, match=f"output {folder}: exists by now; another export")

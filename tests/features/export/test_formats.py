@@ -2,12 +2,11 @@
 
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from helpers import exports
-from helpers.exports import Exported, refusal
+from helpers.exports import refusal
 from torch import nn
 
 from medconv.convs import fold_convs
@@ -17,9 +16,7 @@ from medconv.inference.load import load
 
 
 @pytest.mark.parametrize("format", exports.FORMATS)
-def test_a_file_gives_the_logits_of_the_checkpoint_for_any_batch_and_size(
-    exported: Exported, format: str
-) -> None:
+def test_a_file_gives_the_logits_of_the_checkpoint_for_any_batch_and_size(exported, format):
     model, written = load(exported.checkpoint), exports.read_back(exported.files[format], format)
     for batch, size in ((1, (16, 16, 12)), (3, model.window.patch_size), (2, (8, 20, 4))):
         image = torch.randn(batch, 1, *size, generator=torch.Generator().manual_seed(batch))
@@ -29,7 +26,7 @@ def test_a_file_gives_the_logits_of_the_checkpoint_for_any_batch_and_size(
         assert (logits - expected).abs().max() <= 1e-4
 
 
-def test_files_hold_only_plain_convolutions(exported: Exported) -> None:
+def test_files_hold_only_plain_convolutions(exported):
     network = load(exported.checkpoint, plain=True).network
     layers = Counter(
         type(layer).__name__
@@ -62,9 +59,7 @@ def test_files_hold_only_plain_convolutions(exported: Exported) -> None:
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
-def test_a_missing_package_is_named_before_anything_is_read(
-    tmp_path: Path, monkeypatch, capsys, package: str
-) -> None:
+def test_a_missing_package_is_named_before_anything_is_read(tmp_path, monkeypatch, capsys, package):
     monkeypatch.setitem(sys.modules, package, None)
     arguments = ("--checkpoint", "nowhere.ckpt", "--format", "onnx", "--output", tmp_path / "m.onnx")
     error = refusal(monkeypatch, capsys, "export", *arguments)
@@ -79,9 +74,7 @@ class Counts(nn.Module):
         return image.reshape(image.shape[0], 1, int(image.shape[2]), -1) + 1
 
 
-def test_a_trace_that_holds_the_size_of_the_patch_takes_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trace_that_holds_the_size_of_the_patch_takes_no_other(tmp_path, caplog):
     caplog.set_level("INFO")
     for network, dynamic in ((Counts(), False), (nn.Conv2d(1, 1, 1), True)):
         captured = Captured(Logits(network), None, torch.zeros(2, 1, 8, 8), (1, 1), (True, True))

@@ -1,7 +1,6 @@
 """Capturing a network: the divisor of its sizes, and networks with other divisors or of MONAI."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from medconv.features.export.metadata import metadata_path
 from medconv.inference.load import load
 
 
-def test_the_divisor_is_the_stride_of_the_coarsest_convolution() -> None:
+def test_the_divisor_is_the_stride_of_the_coarsest_convolution():
     strides = [1, (2, 2, 1), 2]
     network = DynUNet(3, 1, 2, [3] * 3, strides, strides[1:], filters=[2, 3, 4])
     assert divisor_of(network, torch.randn(1, 1, 16, 16, 8)) == (4, 4, 2)
@@ -27,7 +26,7 @@ def test_the_divisor_is_the_stride_of_the_coarsest_convolution() -> None:
     assert divisor_of(excitation, torch.randn(1, 1, 8, 8)) == (2, 2)
 
 
-def test_an_equivariant_network_with_batch_norms_and_another_divisor_per_axis(tmp_path: Path) -> None:
+def test_an_equivariant_network_with_batch_norms_and_another_divisor_per_axis(tmp_path):
     settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
     images, checkpoint = exports.train(tmp_path, *settings)
     options = ExportOptions("onnx", case=images / "case_0.nii.gz")
@@ -50,7 +49,7 @@ SETTINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("format", exports.FORMATS)
-def test_networks_of_monai_are_exported(tmp_path: Path, name: str, format: str) -> None:
+def test_networks_of_monai_are_exported(tmp_path, name, format):
     dataset = tiny.write_dataset(tmp_path / "data")
     small = [word for word in tiny.SMALL if not word.startswith("model.")]
     from medconv import config

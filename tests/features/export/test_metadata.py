@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers import exports
-from helpers.exports import Exported
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.export.metadata import _inputs, metadata_path
@@ -17,7 +16,7 @@ from medconv.utils.digests import digest
 
 
 @pytest.mark.parametrize("format", exports.FORMATS)
-def test_the_metadata_holds_all_that_prediction_needs(exported: Exported, format: str) -> None:
+def test_the_metadata_holds_all_that_prediction_needs(exported, format):
     path = exported.files[format]
     metadata = json.loads(metadata_path(path).read_text())
     model, written = load(exported.checkpoint), exports.read_back(path, format)
@@ -37,7 +36,7 @@ def test_the_metadata_holds_all_that_prediction_needs(exported: Exported, format
     assert str(exported.checkpoint.parent) not in json.dumps(metadata)
 
 
-def test_an_onnx_file_and_its_metadata_predict_as_the_checkpoint(exported: Exported) -> None:
+def test_an_onnx_file_and_its_metadata_predict_as_the_checkpoint(exported):
     image = exported.images / "case_0.nii.gz"
     written = Predictor([exports.read_back(exported.files["onnx"], "onnx")])
     label, probabilities = written.label_and_probabilities(image)
@@ -50,9 +49,7 @@ def test_an_onnx_file_and_its_metadata_predict_as_the_checkpoint(exported: Expor
     ("dims", "slice_axis", "convention", "orientation"),
     [(2, None, None, "RAS"), (2, 2, None, "RAS"), (3, None, None, "RAS"), (2, None, "nnunet", "as stored")],
 )
-def test_the_metadata_states_the_orientation(
-    exported: Exported, dims: int, slice_axis: int | None, convention: str | None, orientation: str
-) -> None:
+def test_the_metadata_states_the_orientation(exported, dims, slice_axis, convention, orientation):
     """All images are turned, single slices too, but for nnU-Net's convention."""
     preprocessing = PreprocessingConfig(
         dims, (1.0,) * dims, ("zscore",), ({},), slice_axis, convention=convention

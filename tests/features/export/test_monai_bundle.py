@@ -1,7 +1,6 @@
 """MONAI bundles: MONAI runs them without medconv, and gets our label maps."""
 
 import json
-from pathlib import Path
 
 import monai.bundle
 import nibabel as nib
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import exports, ranks
-from helpers.exports import Exported
 from monai.bundle import ConfigParser, verify_net_in_out
 
 from medconv.data.case import Grid
@@ -25,13 +23,13 @@ pytest.importorskip("fire")
 
 
 @pytest.fixture(scope="module")
-def bundle(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(exported, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle") / "bundle"
     export.export(exported.checkpoint, folder, ExportOptions("bundle"))
     return folder
 
 
-def run(bundle: Path, images: Path, output: Path) -> None:
+def run(bundle, images, output):
     """As the bundle's README says."""
     configs = ("--config_file", "configs/inference.json", "--meta_file", "configs/metadata.json")
     folders = ("--bundle_root", ".", "--dataset_dir", str(images), "--output_dir", str(output))
@@ -39,9 +37,7 @@ def run(bundle: Path, images: Path, output: Path) -> None:
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-def test_monai_runs_a_bundle_and_gets_our_label_maps(
-    exported: Exported, bundle: Path, tmp_path: Path
-) -> None:
+def test_monai_runs_a_bundle_and_gets_our_label_maps(exported, bundle, tmp_path):
     images, checkpoint, _ = exported
     run(bundle, images, tmp_path)
     predictor = Predictor.load([checkpoint])
@@ -53,9 +49,7 @@ def test_monai_runs_a_bundle_and_gets_our_label_maps(
         assert (np.asarray(monai_label.dataobj) != label).mean() < 1e-3
 
 
-def test_label_maps_agree_for_another_spacing_and_orientation(
-    exported: Exported, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_label_maps_agree_for_another_spacing_and_orientation(exported, bundle, tmp_path, monkeypatch):
     """Axes in another order and direction, and zeros around the content.
 
     MONAI keeps the exact spacing, medconv a whole number of voxels between the edges, which moves borders on
@@ -83,7 +77,7 @@ def test_label_maps_agree_for_another_spacing_and_orientation(
     assert not monai_label[0].any() and not monai_label[:, -3:].any()
 
 
-def test_the_metadata_has_the_keys_of_the_schema(bundle: Path) -> None:
+def test_the_metadata_has_the_keys_of_the_schema(bundle):
     meta = json.loads((bundle / "configs/metadata.json").read_text())
     versions = {"version", "monai_version", "pytorch_version", "numpy_version", "required_packages_version"}
     assert versions | {"schema"} | {
@@ -103,14 +97,12 @@ def test_the_metadata_has_the_keys_of_the_schema(bundle: Path) -> None:
     }
 
 
-def test_the_network_takes_the_shapes_of_the_metadata(bundle: Path, monkeypatch) -> None:
+def test_the_network_takes_the_shapes_of_the_metadata(bundle, monkeypatch):
     monkeypatch.chdir(bundle)
     verify_net_in_out("network", "configs/metadata.json", "configs/inference.json", device="cpu", n=4)
 
 
-def test_the_network_of_a_bundle_is_a_torchscript_file_with_metadata(
-    exported: Exported, bundle: Path
-) -> None:
+def test_the_network_of_a_bundle_is_a_torchscript_file_with_metadata(exported, bundle):
     image = exported.images / "case_0.nii.gz"
     label = Predictor([exports.read_back(bundle / "models/model.ts", "torchscript")])(image)
     assert (label != Predictor.load([exported.checkpoint])(image)).mean() < 1e-3
@@ -123,7 +115,7 @@ def test_the_network_of_a_bundle_is_a_torchscript_file_with_metadata(
         *(("ct", "zscore"), ("rescale", "none"), ("zscore", "dataset")),
     ],
 )
-def test_the_bundle_normalises_as_medconv(names: tuple[str, str]) -> None:
+def test_the_bundle_normalises_as_medconv(names):
     statistics = {"percentile_00_5": -1.0, "percentile_99_5": 1.5, "mean": 0.2, "std": 0.7}
     preprocessing = PreprocessingConfig(3, (1.0, 1.0, 1.0), names, (statistics, statistics))
     image = np.random.default_rng(0).normal(0, 2, (2, 6, 5, 4)).astype(np.float32)
@@ -137,7 +129,7 @@ def test_the_bundle_normalises_as_medconv(names: tuple[str, str]) -> None:
     np.testing.assert_allclose(np.asarray(normalised), expected, atol=1e-5)
 
 
-def test_the_bundle_decodes_regions_as_medconv() -> None:
+def test_the_bundle_decodes_regions_as_medconv():
     targets = RegionTargets(("a", "b", "c"), ((1, 2, 3), (2, 3), (3,)), None, (1, 2, 3))
     logits = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     config = {"imports": ["$import torch", "$import numpy"], "decode": _postprocessing(targets)[1]}

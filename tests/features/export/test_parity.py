@@ -1,7 +1,6 @@
 """The largest difference between the logits of an exported model and those of its checkpoint."""
 
 import math
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -24,7 +23,7 @@ class Shifted(nn.Module):
     def __init__(self, shift: float = 0.0) -> None:
         super().__init__()
         self.shift = shift
-        self.shapes: list[tuple[int, ...]] = []
+        self.shapes = []
 
     def forward(self, image: Tensor) -> Tensor:
         self.shapes.append(tuple(image.shape))
@@ -32,7 +31,7 @@ class Shifted(nn.Module):
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.25, -0.5])
-def test_patches_give_the_largest_difference(shift: float) -> None:
+def test_patches_give_the_largest_difference(shift):
     """On one patch, on three, and on one that is larger along dynamic axes."""
     exported = Shifted(shift)
     models = [loaded_models.segmentation(network) for network in (Shifted(), exported)]
@@ -40,12 +39,12 @@ def test_patches_give_the_largest_difference(shift: float) -> None:
     assert exported.shapes == [(1, 1, 8, 8, 8), (3, 1, 8, 8, 8), (1, 1, 10, 8, 10)]
 
 
-def test_patches_give_nan_if_a_logit_is_nan() -> None:
+def test_patches_give_nan_if_a_logit_is_nan():
     models = [loaded_models.segmentation(network) for network in (Shifted(), Shifted(math.nan))]
     assert math.isnan(on_patches(*models, CAPTURED.larger))
 
 
-def test_differences_are_relative_to_large_logits() -> None:
+def test_differences_are_relative_to_large_logits():
     """A network of 256 channels has logits of 10; its own rounding is near 1e-4 of 1."""
 
     class Large(Shifted):
@@ -56,7 +55,7 @@ def test_differences_are_relative_to_large_logits() -> None:
     assert on_patches(*models, CAPTURED.larger) == pytest.approx(0.001, rel=1e-3)
 
 
-def test_differences_of_a_regression_are_relative_to_its_largest_number() -> None:
+def test_differences_of_a_regression_are_relative_to_its_largest_number():
     class Number(nn.Module):
         def __init__(self, number: float) -> None:
             super().__init__()
@@ -71,7 +70,7 @@ def test_differences_of_a_regression_are_relative_to_its_largest_number() -> Non
     assert on_patches(*models, captured.larger) == pytest.approx(1e-3)
 
 
-def test_a_case_gives_the_difference_after_preprocessing_and_its_shape(tmp_path: Path) -> None:
+def test_a_case_gives_the_difference_after_preprocessing_and_its_shape(tmp_path):
     path = tmp_path / "a.nii.gz"
     nib.save(nib.Nifti1Image(np.ones((9, 10, 12), np.float32), np.eye(4)), path)
     models = [loaded_models.segmentation(network) for network in (Shifted(), Shifted(0.25))]

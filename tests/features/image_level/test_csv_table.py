@@ -1,8 +1,5 @@
 """medconv/features/image_level/csv_table.py: kinds of targets, splits and groups from a table; errors of rows."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from helpers.volumes import pixels
@@ -16,7 +13,7 @@ from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
 
 
-def table(root: Path, text: str, images: int = 6) -> Path:
+def table(root, text, images=6):
     """`text` as labels.csv beside images/0.png, images/1.png, ..."""
     (root / "images").mkdir(parents=True)
     for i in range(images):
@@ -33,7 +30,7 @@ ROWS = [
 GOOD = "path,label,split,patient\n" + "\n".join(ROWS)
 
 
-def test_each_row_is_a_case(tmp_path: Path) -> None:
+def test_each_row_is_a_case(tmp_path):
     dataset = csv(table(tmp_path, GOOD), group_column="patient")
     assert dataset.targets == MulticlassTargets(("a", "b"))
     assert dataset.class_names == ("a", "b") and not dataset.errors
@@ -45,7 +42,7 @@ def test_each_row_is_a_case(tmp_path: Path) -> None:
     assert check(dataset, 1).errors == {}
 
 
-def test_columns_and_fractions_choose_the_kind_of_targets(tmp_path: Path) -> None:
+def test_columns_and_fractions_choose_the_kind_of_targets(tmp_path):
     text = "path;x;y\nimages/0.png;1;0.5\nimages/1.png;0;-2\n"
     path = table(tmp_path, text)
     numbers = csv(path, label_columns=["x", "y"], target_type="regression")
@@ -63,7 +60,7 @@ def test_columns_and_fractions_choose_the_kind_of_targets(tmp_path: Path) -> Non
     }
 
 
-def test_repeated_file_names_get_the_folder_as_prefix(tmp_path: Path) -> None:
+def test_repeated_file_names_get_the_folder_as_prefix(tmp_path):
     for name in ("a/scan.png", "b/scan.png"):
         (tmp_path / name).parent.mkdir()
         write_picture(tmp_path / name, pixels(len(name)))
@@ -86,7 +83,7 @@ def test_repeated_file_names_get_the_folder_as_prefix(tmp_path: Path) -> None:
         ("images/0.png,c,train,p", "column 'label': 'c' is not a class; the classes are a, b"),
     ],
 )
-def test_error_names_the_row(tmp_path: Path, row: str, message: str) -> None:
+def test_error_names_the_row(tmp_path, row, message):
     text = "path,label,split,patient\nimages/1.png,a,train,q\nimages/2.png,b,val,r\n" + row
     dataset = csv(table(tmp_path, text), group_column="patient", class_names=["a", "b"])
     (error,) = dataset.errors.values()
@@ -95,7 +92,7 @@ def test_error_names_the_row(tmp_path: Path, row: str, message: str) -> None:
         check(dataset, 1)
 
 
-def test_a_column_of_ids_names_the_cases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_column_of_ids_names_the_cases(tmp_path, caplog):
     path = table(tmp_path, "case,path,label\ns1,images/0.png,a\ns2,images/1.png,b\n")
     assert [case.id for case in csv(path).cases] == ["s1", "s2"]
     path.write_text("case,path\na,images/0.png\nb,images/1.png\n")  # here it is the label
@@ -106,7 +103,7 @@ def test_a_column_of_ids_names_the_cases(tmp_path: Path, caplog: pytest.LogCaptu
     assert caplog.text.count("the column 'case' does not name each row; cases are named after") == 3
 
 
-def test_no_cell_of_a_row_is_left_out(tmp_path: Path) -> None:
+def test_no_cell_of_a_row_is_left_out(tmp_path):
     path = table(tmp_path, "path,age\nimages/0.png,26.5,,,\n\nimages/1.png,30.5\n,,,\n")
     assert [case.values for case in csv(path, label_columns="age").cases] == [(26.5,), (30.5,)]
     path.write_text("path,age\nimages/0.png,26,6\nimages/1.png,30,5\n")
@@ -116,7 +113,7 @@ def test_no_cell_of_a_row_is_left_out(tmp_path: Path) -> None:
         csv(path, label_columns="age")
 
 
-def test_decimal_commas_are_named(tmp_path: Path) -> None:
+def test_decimal_commas_are_named(tmp_path):
     path = table(tmp_path, "path;label\nimages/0.png;0,5\nimages/1.png;1,5\n")
     for kind in (None, "regression"):
         with pytest.raises(
@@ -127,7 +124,7 @@ def test_decimal_commas_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["nan", "NA", "N/A", "None", "<NA>", "null", "#N/A"])
-def test_words_for_no_value_are_no_class(tmp_path: Path, word: str) -> None:
+def test_words_for_no_value_are_no_class(tmp_path, word):
     path = table(tmp_path, f"path,label\nimages/0.png,a\nimages/1.png,{word}\nimages/2.png,b\n")
     dataset = csv(path)
     assert dataset.class_names == ("a", "b")
@@ -140,7 +137,7 @@ def test_words_for_no_value_are_no_class(tmp_path: Path, word: str) -> None:
     assert [case.values for case in listed.cases] == [(0.0,), (1.0,), (2.0,)]
 
 
-def test_words_for_no_value_are_no_number_and_no_patient(tmp_path: Path) -> None:
+def test_words_for_no_value_are_no_number_and_no_patient(tmp_path):
     path = table(tmp_path, "path,age,patient\nimages/0.png,1.5,p\nimages/1.png,NA,q\nimages/2.png,2,NA\n")
     dataset = csv(path, label_columns="age", group_column="patient")
     assert isinstance(dataset.targets, RegressionTargets)
@@ -151,7 +148,7 @@ def test_words_for_no_value_are_no_number_and_no_patient(tmp_path: Path) -> None
     )
 
 
-def test_one_class_in_two_spellings_is_an_error(tmp_path: Path) -> None:
+def test_one_class_in_two_spellings_is_an_error(tmp_path):
     path = table(tmp_path, "path,label\nimages/0.png,Benign\nimages/1.png,benign\nimages/2.png,cancer\n")
     with pytest.raises(
         ValueError,
@@ -162,7 +159,7 @@ def test_one_class_in_two_spellings_is_an_error(tmp_path: Path) -> None:
     assert csv(path, class_names=["Benign", "benign", "cancer"]).cases[1].values == (1.0,)
 
 
-def test_what_divides_cells(tmp_path: Path) -> None:
+def test_what_divides_cells(tmp_path):
     path = table(tmp_path, 'path,"left; right",mild; low; no\nimages/0.png,1,0\nimages/1.png,0,1\n')
     assert csv(path, label_columns=["left; right", "mild; low; no"]).targets.kind == "multilabel"
     path.write_text('\n"age, years; all";path;label\n1;images/0.png;a\n2;images/1.png;b\n')
@@ -171,7 +168,7 @@ def test_what_divides_cells(tmp_path: Path) -> None:
     assert csv(path).class_names == ("a", "b")
 
 
-def test_regression_needs_numbers(tmp_path: Path) -> None:
+def test_regression_needs_numbers(tmp_path):
     dataset = csv(
         table(tmp_path, "path,label\nimages/0.png,61\nimages/1.png,old\n"), target_type="regression"
     )
@@ -208,14 +205,12 @@ def test_regression_needs_numbers(tmp_path: Path) -> None:
         ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
     ],
 )
-def test_invalid_settings_and_tables_are_errors(
-    tmp_path: Path, text: str, settings: dict[str, Any], message: str
-) -> None:
+def test_invalid_settings_and_tables_are_errors(tmp_path, text, settings, message):
     with pytest.raises(ValueError, match=message):
         csv(table(tmp_path, text), **settings)
 
 
-def test_a_table_that_excel_saved_as_unicode_text_is_read(tmp_path: Path) -> None:
+def test_a_table_that_excel_saved_as_unicode_text_is_read(tmp_path):
     """In UTF-16, with tabs."""
     path = table(tmp_path, "")
     path.write_bytes(GOOD.replace(",", "\t").encode("utf-16"))
@@ -225,20 +220,20 @@ def test_a_table_that_excel_saved_as_unicode_text_is_read(tmp_path: Path) -> Non
         csv(path)
 
 
-def test_missing_root_is_an_error(tmp_path: Path) -> None:
+def test_missing_root_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"root is not set"):
         csv(None)
     with pytest.raises(ValueError, match=r"root=.*nowhere"):
         csv(tmp_path / "nowhere")
 
 
-def test_binary_file_is_an_error(tmp_path: Path) -> None:
+def test_binary_file_is_an_error(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"\x89PNG\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"t\.csv: expected text in UTF-8 or UTF-16"):
         csv(tmp_path / "t.csv")
 
 
-def test_table_may_list_volumes(tmp_path: Path) -> None:
+def test_table_may_list_volumes(tmp_path):
     for i in range(2):
         save_volume(tmp_path / f"{i}.nii.gz", pixels(i, (4, 5, 6)))
     (tmp_path / "t.csv").write_text("path,label\n0.nii.gz,1\n1.nii.gz,0\n")
@@ -246,7 +241,7 @@ def test_table_may_list_volumes(tmp_path: Path) -> None:
     assert dataset.modalities == ("CT",) and check(dataset, 1).fingerprint.shapes == ((4, 5, 6), (4, 5, 6))
 
 
-def test_an_unknown_finding_is_a_missing_value_of_several_labels_alone(tmp_path: Path) -> None:
+def test_an_unknown_finding_is_a_missing_value_of_several_labels_alone(tmp_path):
     rows = "path,x,y\nimages/0.png,1,-1\nimages/1.png,,0\nimages/2.png,NA,1\nimages/3.png,-1.0,\n"
     dataset = csv(table(tmp_path / "a", rows), label_columns=["x", "y"])
     values = {case.id: case.values for case in dataset.cases}
@@ -260,7 +255,7 @@ def test_an_unknown_finding_is_a_missing_value_of_several_labels_alone(tmp_path:
     assert sizes.errors["1"].endswith("column 'size' is empty, expected a number; leave out rows without one")
 
 
-def test_a_cell_that_fits_no_kind_says_what_does(tmp_path: Path) -> None:
+def test_a_cell_that_fits_no_kind_says_what_does(tmp_path):
     dataset = csv(table(tmp_path, "path,x,y\nimages/0.png,1,2\nimages/1.png,0,1\n"), label_columns=["x", "y"])
     assert dataset.errors["0"].endswith(
         "column 'y' must hold 0 or 1, or -1 or nothing where the finding is not known, got '2'; "
@@ -268,7 +263,7 @@ def test_a_cell_that_fits_no_kind_says_what_does(tmp_path: Path) -> None:
     )
 
 
-def test_a_stray_label_does_not_choose_the_kind(tmp_path: Path) -> None:
+def test_a_stray_label_does_not_choose_the_kind(tmp_path):
     rows = "".join(f"images/{i}.png,{label}\n" for i, label in enumerate(["I", "II", "2.5", "II", "I"]))
     assert csv(table(tmp_path / "a", "path,label\n" + rows)).targets.kind == "multiclass"
     grades = "path,label\nimages/0.png,1\nimages/1.png,1.5\n"

@@ -1,17 +1,14 @@
 """medconv/features/image_level/encoder.py: the encoder of our U-Net with outputs per image, in its place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from medconv.config import Node
 from medconv.features.image_level.encoder import Encoder, as_encoder
 from medconv.models.unet import UNet
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_the_encoder_is_that_of_the_unet(dims: int) -> None:
+def test_the_encoder_is_that_of_the_unet(dims):
     torch.manual_seed(0)
     unet, encoder = UNet(dims, 1, 3, [4, 8, 8], [2, 2]), Encoder(dims, 1, 5, [4, 8, 8], [2, 2])
     shared = {k: v for k, v in unet.state_dict().items() if k.startswith(("encoder.", "down."))}
@@ -26,7 +23,7 @@ def test_the_encoder_is_that_of_the_unet(dims: int) -> None:
         encoder(torch.zeros(1, 1, *(9, 12, 8)[:dims]))
 
 
-def test_residual_blocks_add_to_their_input() -> None:
+def test_residual_blocks_add_to_their_input():
     """At first a stage passes its input on, so the network is its stem, steps and head."""
     torch.manual_seed(0)
     network, image = Encoder(2, 1, 3, [4, 8], [2], residual_blocks=[1, 2, 5]).eval(), torch.randn(2, 1, 8, 8)
@@ -46,18 +43,18 @@ class Half(UNet):
     """A network of the user's own, which may return what it likes."""
 
 
-def model(target: str) -> Node:
+def model(target):
     return {"_target_": target, "in_channels": 1}
 
 
 @pytest.mark.parametrize("target", ["medconv.models.UNet", "medconv.models.unet.UNet"])
-def test_our_unet_is_replaced_by_whatever_name_it_is_imported(target: str) -> None:
+def test_our_unet_is_replaced_by_whatever_name_it_is_imported(target):
     assert as_encoder(model(target)) == model("medconv.features.image_level.encoder.Encoder")
 
 
 @pytest.mark.parametrize(
     "target", [f"{__name__}.Half", "monai.networks.nets.UNet", "no.such.package.Network"]
 )
-def test_other_networks_stay(target: str) -> None:
+def test_other_networks_stay(target):
     """A missing one is named when it is built."""
     assert as_encoder(model(target)) == model(target)

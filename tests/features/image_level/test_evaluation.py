@@ -1,7 +1,6 @@
 """medconv/features/image_level/evaluation.py: scores of predictions against labels, from tables of both."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.regression import RegressionTargets
 
 
-def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:
+def test_scores_are_those_of_the_metrics(tmp_path):
     predictions, labels, outputs, truth = write_tables(tmp_path)
     result = evaluate(predictions, labels).result
     assert result["mean"] == metrics.measure(CLASSES, outputs, truth)
@@ -30,7 +29,7 @@ def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:
     json.dumps(result, allow_nan=False)
 
 
-def test_without_a_manifest_the_labels_decide_the_kind_of_targets(tmp_path: Path) -> None:
+def test_without_a_manifest_the_labels_decide_the_kind_of_targets(tmp_path):
     predictions = write_table(
         tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1], ["z", 0.5, 0.6]
     )
@@ -44,7 +43,7 @@ def test_without_a_manifest_the_labels_decide_the_kind_of_targets(tmp_path: Path
     assert "mean absolute error" in table(evaluation) and "R2" in page_of(evaluation)
 
 
-def test_columns_of_labels_are_paired_by_name(tmp_path: Path) -> None:
+def test_columns_of_labels_are_paired_by_name(tmp_path):
     predictions = write_table(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1])
     labels = write_table(tmp_path / "l.csv", ["case", "a", "b", "c"], ["x", 0, 1, 1], ["y", 1, 0, 0])
     for columns in (("a", "b"), ("b", "a")):
@@ -54,7 +53,7 @@ def test_columns_of_labels_are_paired_by_name(tmp_path: Path) -> None:
         evaluate(predictions, labels, label_columns=("c", "a"))
 
 
-def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None:
+def test_cases_without_a_label_are_named_and_not_counted(tmp_path):
     predictions = write_table(
         tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1], ["z", 0.8, 0.1]
     )
@@ -70,7 +69,7 @@ def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None
         evaluate(predictions, labels)
 
 
-def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
+def test_a_comparison_is_over_the_cases_of_both(tmp_path):
     predictions, labels, outputs, truth = write_tables(tmp_path)
     others = np.array([[0.5, 0.5], [0.9, 0.1], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]])
     rows = [[f"c{i}", "cat", *o] for i, o in enumerate(others)]
@@ -81,7 +80,7 @@ def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
     assert result["compare"]["cases"] == 5 and "5 cases that both have" in page_of(evaluation)
 
 
-def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> None:
+def test_training_cases_are_those_that_the_manifests_name(tmp_path):
     predictions, labels, _, _ = write_tables(tmp_path)
     (tmp_path / "other").mkdir()
     other, _, _, _ = write_tables(tmp_path / "other")
@@ -94,7 +93,7 @@ def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> Non
     assert "cases with names of training cases: 1 (c5)" in page_of(evaluation)
 
 
-def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Path) -> None:
+def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path):
     """Not in those of the training cases, which the manifest holds."""
     predictions = write_table(tmp_path / "p.csv", ["case", "age"], ["x", 30], ["y", 50])
     labels = write_table(tmp_path / "l.csv", ["case", "age"], ["x", 40], ["y", 60])
@@ -104,7 +103,7 @@ def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Pat
     assert [row["error"] for row in result["cases"]] == [1.0, 1.0]
 
 
-def test_a_table_of_image_level_predictions(tmp_path: Path) -> None:
+def test_a_table_of_image_level_predictions(tmp_path):
     predictions, labels, *_ = image_level_tables.write_tables(tmp_path)
     scores = medconv.evaluate(predictions, labels)
     expected = evaluate_table(predictions, labels).result

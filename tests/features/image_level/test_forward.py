@@ -1,7 +1,5 @@
 """medconv/features/image_level/forward.py: means over flips and networks, in batches."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,13 +12,12 @@ from medconv.data.case import Case
 from medconv.features.image_level.forward import flips, mean_over_flips
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
-from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
 
 CLASSES = MulticlassTargets(("a", "b"))
 
 
-def model(seed: int = 0, size: tuple[int, int] = (8, 8), **more) -> LoadedModel:
+def model(seed=0, size=(8, 8), **more):
     """A linear network, which distinguishes an image from its mirror images."""
     torch.manual_seed(seed)
     linear = nn.Linear(size[0] * size[1], 2)
@@ -28,17 +25,17 @@ def model(seed: int = 0, size: tuple[int, int] = (8, 8), **more) -> LoadedModel:
     return loaded_models.image_level(nn.Sequential(nn.Flatten(), linear), CLASSES, size, **more)
 
 
-def save(path: Path, pixels: np.ndarray) -> Path:
+def save(path, pixels):
     Image.fromarray(np.ascontiguousarray(pixels)).save(path)
     return path
 
 
 @pytest.fixture
-def pixels() -> np.ndarray:
+def pixels():
     return np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
 
 
-def test_mirror_axes_average_over_flipped_images(pixels: np.ndarray, tmp_path: Path) -> None:
+def test_mirror_axes_average_over_flipped_images(pixels, tmp_path):
     flipped = (pixels, pixels[::-1], pixels[:, ::-1], pixels[::-1, ::-1])
     paths = [save(tmp_path / f"{number}.png", image) for number, image in enumerate(flipped)]
     alone = Predictor([model()])
@@ -48,7 +45,7 @@ def test_mirror_axes_average_over_flipped_images(pixels: np.ndarray, tmp_path: P
     assert np.ptp(outputs, 0).max() > 1e-3
 
 
-def test_members_are_averaged_and_batches_change_nothing(pixels: np.ndarray, tmp_path: Path) -> None:
+def test_members_are_averaged_and_batches_change_nothing(pixels, tmp_path):
     paths = [save(tmp_path / f"{number}.png", image) for number, image in enumerate((pixels, 255 - pixels))]
     predictor = Predictor([model(0), model(1)])
     inputs = [predictor.read(Case(path.name, (path,))) for path in paths]
@@ -57,14 +54,14 @@ def test_members_are_averaged_and_batches_change_nothing(pixels: np.ndarray, tmp
     np.testing.assert_allclose([scores.answer() for scores in predictor.scores(inputs)], expected, atol=1e-6)
 
 
-def test_outputs_that_are_not_finite_are_an_error(pixels: np.ndarray, tmp_path: Path) -> None:
+def test_outputs_that_are_not_finite_are_an_error(pixels, tmp_path):
     broken = model()
     next(broken.network.parameters()).data.fill_(float("nan"))
     with refused(r"the network's outputs are not finite \(precision=32-true\)"):
         Predictor([broken])(save(tmp_path / "a.png", pixels))
 
 
-def test_the_batch_follows_from_the_size_of_the_images() -> None:
+def test_the_batch_follows_from_the_size_of_the_images():
     sizes = {(8, 8): 64, (512, 512): 8, (4096, 4096): 1}
     for size, batch in sizes.items():
         member = loaded_models.image_level(nn.Identity(), CLASSES, size)
@@ -73,12 +70,12 @@ def test_the_batch_follows_from_the_size_of_the_images() -> None:
     assert Predictor([loaded_models.segmentation(nn.Identity())], batch_size=3).forward.batch_size == 1
 
 
-def test_decoded_outputs_are_averaged_over_all_flips() -> None:
+def test_decoded_outputs_are_averaged_over_all_flips():
     """Probabilities are averaged, not logits."""
     assert flips((1, 0)) == [(), (0,), (1,), (0, 1)]
     image, targets = torch.randn(2, 1, 3, 4), MultilabelTargets(("a", "b"))
 
-    def corner(images: torch.Tensor) -> torch.Tensor:
+    def corner(images):
         return torch.stack([images[:, 0, 0, 0], -images[:, 0, 0, 0]], 1)
 
     corners = image[:, 0][:, [0, -1]][:, :, [0, -1]].flatten(1)

@@ -1,7 +1,5 @@
 """medconv/features/image_level/image_folder.py: a folder per class, with or without folders for splits above."""
 
-from pathlib import Path
-
 import pytest
 from helpers.volumes import pixels
 
@@ -10,13 +8,13 @@ from medconv.features.image_level.image_folder import imagefolder
 from medconv.features.image_level.multiclass import MulticlassTargets
 
 
-def class_folder(root: Path, *names: str, shape: tuple[int, ...] = (8, 9)) -> None:
+def class_folder(root, *names, shape=(8, 9)):
     for i, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         write_picture(root / name, pixels(i, shape))
 
 
-def test_folder_names_are_classes(tmp_path: Path) -> None:
+def test_folder_names_are_classes(tmp_path):
     class_folder(tmp_path, "sick/1.png", "sick/2.jpg", "healthy/1.png", shape=(8, 9, 3))
     (tmp_path / "sick/notes.txt").write_text("not an image")
     dataset = imagefolder(tmp_path)
@@ -32,7 +30,7 @@ def test_folder_names_are_classes(tmp_path: Path) -> None:
         imagefolder(tmp_path)
 
 
-def test_folders_above_the_classes_are_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_above_the_classes_are_splits(tmp_path, caplog):
     class_folder(tmp_path, "train/a/1.png", "train/b/2.png", "valid/a/3.png", "test/b/4.png")
     dataset = imagefolder(tmp_path)
     assert [(case.id, case.split, case.values) for case in dataset.cases] == [
@@ -50,7 +48,7 @@ def test_folders_above_the_classes_are_splits(tmp_path: Path, caplog: pytest.Log
         imagefolder(tmp_path / "flat")
 
 
-def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_read_is_named(tmp_path, caplog):
     class_folder(tmp_path, "sick/patient7/1.png", "sick/2.png", "healthy/3.png", "sick/.cache/3.png")
     assert [case.id for case in imagefolder(tmp_path).cases] == ["2", "3"]
     assert "sick: images in folders below it are not read: patient7" in caplog.text
@@ -59,7 +57,7 @@ def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
         imagefolder(tmp_path)
 
 
-def test_a_class_in_two_spellings_is_an_error(tmp_path: Path) -> None:
+def test_a_class_in_two_spellings_is_an_error(tmp_path):
     class_folder(tmp_path, "train/Sick/1.png", "train/healthy/2.png", "val/sick/3.png")
     with pytest.raises(
         ValueError, match=r"root=.*: classes that differ in .*: Sick and sick; rename a folder"
@@ -68,7 +66,7 @@ def test_a_class_in_two_spellings_is_an_error(tmp_path: Path) -> None:
     assert len(imagefolder(tmp_path, ["Sick", "healthy", "sick"]).cases) == 3
 
 
-def test_missing_root_is_an_error(tmp_path: Path) -> None:
+def test_missing_root_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"root is not set"):
         imagefolder(None)
     with pytest.raises(ValueError, match=r"root=.*nowhere"):

@@ -1,7 +1,5 @@
 """Image-level losses against torch's, and which of them fit which target type."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from monai.losses import DiceCELoss, DiceFocalLoss, TverskyLoss
@@ -12,7 +10,6 @@ from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
@@ -22,7 +19,7 @@ MEANS, STDS = (60.0, 1000.0), (10.0, 200.0)
 NUMBERS = RegressionTargets(("age", "volume"), MEANS, STDS)
 
 
-def test_cross_entropy_of_classes_equals_torchs() -> None:
+def test_cross_entropy_of_classes_equals_torchs():
     torch.manual_seed(0)
     logits, label = torch.randn(50, 3), torch.randint(3, (50, 1)).float()
     loss = FittedLoss(CrossEntropy(label_smoothing=0.1), CLASSES, 2)
@@ -30,7 +27,7 @@ def test_cross_entropy_of_classes_equals_torchs() -> None:
     torch.testing.assert_close(loss(logits, loss.targets.encode(label)), expected)
 
 
-def test_class_weights_multiply_the_losses_of_samples() -> None:
+def test_class_weights_multiply_the_losses_of_samples():
     logits, label = torch.randn(6, 3), torch.tensor([0, 0, 0, 1, 1, 2.0])[:, None]
     loss = FittedLoss(CrossEntropy(class_weights="balanced", class_counts=[3, 2, 1]), CLASSES, 2)
     each = F.cross_entropy(logits, label[:, 0].long(), reduction="none")
@@ -42,7 +39,7 @@ def test_class_weights_multiply_the_losses_of_samples() -> None:
     )
 
 
-def test_label_weights_multiply_the_losses_of_positive_samples() -> None:
+def test_label_weights_multiply_the_losses_of_positive_samples():
     torch.manual_seed(0)
     logits, label = torch.randn(10, 2), torch.randint(2, (10, 2)).float()
     loss = FittedLoss(CrossEntropy(False, 0.2, "balanced", [10, 80], 100), FINDINGS, 2)
@@ -55,7 +52,7 @@ def test_label_weights_multiply_the_losses_of_positive_samples() -> None:
 @pytest.mark.parametrize(
     ("penalty", "torchs"), [("mse", nn.MSELoss()), ("l1", nn.L1Loss()), ("huber", nn.HuberLoss(delta=0.7))]
 )
-def test_regression_errors_are_in_standard_deviations(penalty: str, torchs: nn.Module) -> None:
+def test_regression_errors_are_in_standard_deviations(penalty, torchs):
     torch.manual_seed(0)
     truth, prediction = torch.randn(10, 2), torch.randn(10, 2)
     scale, shift = torch.tensor(STDS), torch.tensor(MEANS)
@@ -105,9 +102,7 @@ def test_regression_errors_are_in_standard_deviations(penalty: str, torchs: nn.M
         ),
     ],
 )
-def test_a_loss_that_does_not_fit_is_an_error_of_one_line(
-    loss: nn.Module, image_targets: ImageLevelTargets, message: str
-) -> None:
+def test_a_loss_that_does_not_fit_is_an_error_of_one_line(loss, image_targets, message):
     with pytest.raises(ValueError, match=message) as caught:
         FittedLoss(loss, image_targets, 2)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("loss")
@@ -117,7 +112,7 @@ def test_a_loss_that_does_not_fit_is_an_error_of_one_line(
     ("loss", "image_targets"),
     [(nn.CrossEntropyLoss(), CLASSES), (nn.BCEWithLogitsLoss(), FINDINGS), (nn.SmoothL1Loss(), NUMBERS)],
 )
-def test_torchs_losses_are_accepted(loss: nn.Module, image_targets: ImageLevelTargets) -> None:
+def test_torchs_losses_are_accepted(loss, image_targets):
     FittedLoss(loss, image_targets, 2)
 
 
@@ -138,7 +133,7 @@ def test_torchs_losses_are_accepted(loss: nn.Module, image_targets: ImageLevelTa
         ),
     ],
 )
-def test_invalid_settings_are_named(settings: dict, message: str) -> None:
+def test_invalid_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         CrossEntropy(**settings)
     with pytest.raises(ValueError, match=r"^penalty must be one of mse, l1, huber"):

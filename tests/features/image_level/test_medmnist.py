@@ -1,9 +1,5 @@
 """medconv/features/image_level/medmnist.py: unpacked images, targets and class names; files that are not MedMNIST."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from helpers.volumes import pixels
@@ -16,8 +12,8 @@ from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
 
 
-def npz(path: Path, shape: tuple[int, ...] = (8, 8), findings: int = 1, **changes: Any) -> Path:
-    arrays: dict[str, Any] = {}
+def npz(path, shape=(8, 8), findings=1, **changes):
+    arrays = {}
     for number, (split, count) in enumerate((("train", 6), ("val", 3), ("test", 2))):
         arrays[f"{split}_images"] = pixels(number, (count, *shape))
         arrays[f"{split}_labels"] = (
@@ -28,7 +24,7 @@ def npz(path: Path, shape: tuple[int, ...] = (8, 8), findings: int = 1, **change
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((8, 8), 1), ((8, 8, 3), 3), ((8, 7, 6), 1)])
-def test_images_are_unpacked_once(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None:
+def test_images_are_unpacked_once(tmp_path, shape, channels):
     path = npz(tmp_path / "tiny.npz", shape)
     dataset = medmnist(path, tmp_path / "cache")
     assert dataset.name == "tiny" and len(dataset.modalities) == channels
@@ -49,7 +45,7 @@ def test_images_are_unpacked_once(tmp_path: Path, shape: tuple[int, ...], channe
     assert [p.name[:5] for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == ["tiny-"]
 
 
-def test_labels_and_the_setting_choose_the_kind_of_targets(tmp_path: Path) -> None:
+def test_labels_and_the_setting_choose_the_kind_of_targets(tmp_path):
     dataset = medmnist(npz(tmp_path / "f.npz", findings=3), tmp_path / "cache")
     assert dataset.targets == MultilabelTargets(("finding_0", "finding_1", "finding_2"))
     assert [c.values for c in dataset.cases if c.split == "train"][:2] == [(0.0, 1.0, 0.0), (1.0, 0.0, 1.0)]
@@ -87,7 +83,7 @@ def test_labels_and_the_setting_choose_the_kind_of_targets(tmp_path: Path) -> No
         ),
     ],
 )
-def test_other_files_are_errors(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
+def test_other_files_are_errors(tmp_path, make, message):
     with pytest.raises(ValueError, match=message):
         medmnist(make(tmp_path), tmp_path / "cache")
     assert not any((tmp_path / "cache").glob("*/labels.csv"))

@@ -1,7 +1,5 @@
 """medconv/features/image_level/metrics.py: against slow second implementations and torchmetrics; undefined metrics."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,10 @@ from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn, slo
 from reference import scores as reference
 
 from medconv.features.image_level import metrics as image_level
-from medconv.features.image_level.metrics import Columns
-from medconv.features.image_level.targets import ImageLevelTargets
 
 
 @pytest.mark.parametrize("targets", [TWO, FINDINGS, NUMBERS], ids=lambda o: o.kind)
-def test_without_cases_or_with_nan_metrics_are_undefined(targets: ImageLevelTargets) -> None:
+def test_without_cases_or_with_nan_metrics_are_undefined(targets):
     empty = np.zeros((0, targets.num_outputs)), np.zeros((0, targets.num_values))
     outputs, truth = drawn(targets, 4)
     for pair in (empty, (np.full_like(outputs, np.nan), truth)):
@@ -26,7 +22,7 @@ def test_without_cases_or_with_nan_metrics_are_undefined(targets: ImageLevelTarg
     assert image_level.intervals(targets, outputs[:1], truth[:1]) == {}
 
 
-def test_metrics_per_class_equal_their_definitions() -> None:
+def test_metrics_per_class_equal_their_definitions():
     outputs, truth = drawn(FOUR, 40)
     rows = FOUR.per_name(outputs, truth)
     predicted = outputs.argmax(1)
@@ -42,7 +38,7 @@ def test_metrics_per_class_equal_their_definitions() -> None:
     assert np.mean(mae) == pytest.approx(image_level.measure(NUMBERS, *pair)["mae"])
 
 
-def test_the_error_of_a_case_is_its_distance_from_the_truth() -> None:
+def test_the_error_of_a_case_is_its_distance_from_the_truth():
     outputs, truth = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([[1.0], [1.0], [0.0]])
     assert TWO.errors(outputs, truth) == pytest.approx([0.9, 0.2, 0.4])
     outputs, truth = np.array([[0.1, 0.8, 0.5]]), np.array([[0, 1, 1.0]])
@@ -53,7 +49,7 @@ def test_the_error_of_a_case_is_its_distance_from_the_truth() -> None:
 
 @pytest.mark.parametrize("cases", [1, 3, 60])
 @pytest.mark.parametrize("targets", [TWO, FOUR, FINDINGS, NUMBERS], ids=lambda o: f"{len(o.names)} {o.kind}")
-def test_metrics_equal_a_slow_implementation(targets: ImageLevelTargets, cases: int) -> None:
+def test_metrics_equal_a_slow_implementation(targets, cases):
     for seed in range(3):
         outputs, truth = drawn(targets, cases, seed)
         metrics = image_level.measure(targets, outputs, truth)
@@ -61,7 +57,7 @@ def test_metrics_equal_a_slow_implementation(targets: ImageLevelTargets, cases: 
         assert metrics == pytest.approx(slow_metrics(targets, outputs, truth), abs=1e-9)
 
 
-def test_metrics_equal_those_of_torchmetrics() -> None:
+def test_metrics_equal_those_of_torchmetrics():
     outputs, truth = drawn(FOUR)
     logits, classes = torch.tensor(outputs), torch.tensor(truth[:, 0]).long()
     metrics = image_level.measure(FOUR, outputs, truth)
@@ -89,7 +85,7 @@ def test_metrics_equal_those_of_torchmetrics() -> None:
     assert metrics["mae"] == pytest.approx(float(torchmetrics.mean_absolute_error(*pair)))
 
 
-def test_one_class_alone_has_no_auc() -> None:
+def test_one_class_alone_has_no_auc():
     outputs, truth = drawn(TWO, 5)[0], np.ones((5, 1))
     metrics, intervals = (call(TWO, outputs, truth) for call in (image_level.measure, image_level.intervals))
     assert metrics["auc"] is None and metrics["accuracy"] == metrics["balanced_accuracy"]
@@ -97,7 +93,7 @@ def test_one_class_alone_has_no_auc() -> None:
     assert image_level.measure(FINDINGS, drawn(FINDINGS, 5)[0], np.zeros((5, 3)))["auc"] is None
 
 
-def test_constant_values_have_no_correlation() -> None:
+def test_constant_values_have_no_correlation():
     constant, varied = np.full((7, 2), 0.1), drawn(NUMBERS, 7)[1]
     metrics = image_level.measure(NUMBERS, constant, varied)
     assert metrics["pearson"] is None and metrics["r2"] is not None and metrics["r2"] < 0
@@ -107,7 +103,7 @@ def test_constant_values_have_no_correlation() -> None:
 
 
 @pytest.mark.parametrize("targets", [FOUR, FINDINGS, NUMBERS], ids=lambda o: o.kind)
-def test_intervals_equal_those_of_resampled_cases(targets: ImageLevelTargets) -> None:
+def test_intervals_equal_those_of_resampled_cases(targets):
     """A second bootstrap, sample by sample, of cases and not of counts."""
     outputs, truth = drawn(targets, 80)
     rng = np.random.default_rng(7)
@@ -123,7 +119,7 @@ def test_intervals_equal_those_of_resampled_cases(targets: ImageLevelTargets) ->
         assert low <= values[name] <= high or name == "calibration_error"
 
 
-def test_intervals_cover_the_true_value() -> None:
+def test_intervals_cover_the_true_value():
     """The AUC of two normal distributions one standard deviation apart is 0.760."""
     hits = []
     for seed in range(150):
@@ -135,10 +131,10 @@ def test_intervals_cover_the_true_value() -> None:
     assert 0.88 <= np.mean(hits) <= 0.99
 
 
-def test_a_thousand_samples_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_samples_are_computed_at_once(monkeypatch):
     columns, sizes = image_level.sample_columns, []
 
-    def counted(*args: Any) -> Columns:
+    def counted(*args):
         sizes.append(len(args[-1]))
         return columns(*args)
 
@@ -147,7 +143,7 @@ def test_a_thousand_samples_are_computed_at_once(monkeypatch: pytest.MonkeyPatch
     assert sizes == [1, 1000]
 
 
-def test_paired_compares_two_sets_of_predictions() -> None:
+def test_paired_compares_two_sets_of_predictions():
     outputs, truth = drawn(TWO, 150)
     decided, noise = TWO._predicted(outputs), np.random.default_rng(1).dirichlet([1, 1], 150)
     worse = decided * 0.2 + outputs * 0.1 + noise * 0.7
@@ -169,7 +165,7 @@ def test_paired_compares_two_sets_of_predictions() -> None:
     assert set(alone.values()) == {None}
 
 
-def test_the_log_loss_is_half_over_cases_and_half_over_groups() -> None:
+def test_the_log_loss_is_half_over_cases_and_half_over_groups():
     """Losses 1 and 2 in one group and 6 in another: means 3, and 3.75 of 1.5 and 6."""
     probabilities, groups = np.exp([-1.0, -2.0, -6.0]), np.array([0, 0, 1])
     assert image_level.log_loss(probabilities, groups) == pytest.approx(3.375)

@@ -1,7 +1,5 @@
 """medconv/features/image_level/mixup.py: shares and partners follow from the seed; images and targets are mixed alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,12 +7,12 @@ import torch
 from medconv.features.image_level.mixup import Mixup
 
 
-def batch_of(numbers: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(numbers):
     images = torch.stack([torch.full((1, 4, 4), float(n)) for n in numbers])
     return images, torch.tensor([[float(n), 1.0] for n in numbers])
 
 
-def test_mixup_is_a_function_of_seed_and_sample_numbers() -> None:
+def test_mixup_is_a_function_of_seed_and_sample_numbers():
     numbers, order = [7, 3, 12, 100, 5], [2, 0, 4, 1, 3]
     image, target = Mixup(0.4, 1)(*batch_of(numbers), numbers)
     reordered = [numbers[i] for i in order]
@@ -25,7 +23,7 @@ def test_mixup_is_a_function_of_seed_and_sample_numbers() -> None:
     assert not torch.allclose(other, image)
 
 
-def test_mixup_mixes_image_and_target_alike() -> None:
+def test_mixup_mixes_image_and_target_alike():
     numbers = list(range(40, 72))
     image, target = batch_of(numbers)
     mixed, mixed_target = Mixup(1.0, 0)(image, target, numbers)
@@ -38,7 +36,7 @@ def test_mixup_mixes_image_and_target_alike() -> None:
     assert 0.35 < shares.mean() < 0.65 and shares.min() < 0.2 and shares.max() > 0.8
 
 
-def test_alpha_0_changes_nothing_and_an_invalid_one_is_an_error() -> None:
+def test_alpha_0_changes_nothing_and_an_invalid_one_is_an_error():
     image, target = batch_of([1, 2])
     assert Mixup(0, 0)(image, target, [1, 2]) == (image, target)
     for alpha in (-1, float("nan"), "0.2", True):

@@ -1,7 +1,5 @@
 """medconv/features/image_level/multiclass.py: classes from a table, their cases, and predictions."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ CLASSES = MulticlassTargets(("x", "y", "z"))
 GRADES = OrdinalTargets(("none", "mild", "severe"))
 
 
-def test_classes_of_a_column_are_sorted_as_numbers_first() -> None:
+def test_classes_of_a_column_are_sorted_as_numbers_first():
     targets = MulticlassTargets.from_columns(["label"], [["10", "b", "9", "", "a"]], None)
     assert targets.names == ("9", "10", "a", "b")
     assert MulticlassTargets.from_columns(["label"], [["a"]], ["b", "a"]).names == ("b", "a")
@@ -30,7 +28,7 @@ def test_classes_of_a_column_are_sorted_as_numbers_first() -> None:
         MulticlassTargets.from_columns(["label"], [["a", ""]], None)
 
 
-def test_cases_are_counted_and_grouped_by_class() -> None:
+def test_cases_are_counted_and_grouped_by_class():
     values = np.array([[0.0], [1.0], [1.0]])
     assert CLASSES.class_counts(values) == [1, 2, 0]
     assert [group.tolist() for group in CLASSES.balanced_groups(values)] == [[0], [1, 2], []]
@@ -45,17 +43,17 @@ def test_cases_are_counted_and_grouped_by_class() -> None:
         MulticlassTargets(("a", "b", "b"))
 
 
-def test_labels_become_probabilities_of_classes() -> None:
+def test_labels_become_probabilities_of_classes():
     assert CLASSES.encode(torch.tensor([[2.0], [0.0]])).tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
-def test_the_error_of_a_case_is_the_missing_probability_of_its_class() -> None:
+def test_the_error_of_a_case_is_the_missing_probability_of_its_class():
     outputs, truth = np.array([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]]), np.array([[0.0], [2.0]])
     assert CLASSES.errors(outputs, truth).tolist() == pytest.approx([0.3, 0.75])
     assert CLASSES.prediction_cells(outputs[1]) == ["x"] and CLASSES.label_cells(truth[1].tolist()) == ["z"]
 
 
-def test_cross_entropy_weighs_cases_by_half_and_classes_by_half() -> None:
+def test_cross_entropy_weighs_cases_by_half_and_classes_by_half():
     outputs = np.array([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25], [0.9, 0.05, 0.05], [0.6, 0.3, 0.1]])
     truth = np.array([[0.0], [2.0], [0.0], [0.0]])
     first, last = -np.log([0.7, 0.9, 0.6]), -np.log([0.25])
@@ -64,14 +62,14 @@ def test_cross_entropy_weighs_cases_by_half_and_classes_by_half() -> None:
     assert entropy == pytest.approx((of_cases + of_classes) / 2) and of_classes > 1.4 * of_cases
 
 
-def test_a_grade_is_the_steps_below_it() -> None:
+def test_a_grade_is_the_steps_below_it():
     assert GRADES.num_outputs == 2 and GRADES.output_names == ("above none", "above mild")
     assert GRADES.encode(torch.tensor([[0.0], [1.0], [2.0]])).tolist() == [[0, 0], [1, 0], [1, 1]]
     assert Targets.from_plain(GRADES.plain()) == GRADES
     assert GRADES.output_counts(np.array([[0.0], [1.0], [2.0], [2.0]])) == [3, 2]
 
 
-def test_steps_become_probabilities_of_grades() -> None:
+def test_steps_become_probabilities_of_grades():
     logits = torch.tensor([[20.0, -20.0], [-1.0, 3.0]], dtype=torch.bfloat16)
     probabilities = GRADES.decode(logits)
     assert probabilities.shape == (2, 3) and probabilities.dtype == torch.float32
@@ -81,7 +79,7 @@ def test_steps_become_probabilities_of_grades() -> None:
     torch.testing.assert_close(probabilities[1], torch.tensor([1 - below, 0.0, below]))
 
 
-def test_kappa_weighs_errors_by_their_squared_distance() -> None:
+def test_kappa_weighs_errors_by_their_squared_distance():
     """Against the table of observed and expected disagreements."""
     rng = np.random.default_rng(0)
     truth, predicted = rng.integers(3, size=50), rng.integers(3, size=50)
@@ -100,7 +98,7 @@ def test_kappa_weighs_errors_by_their_squared_distance() -> None:
     assert same["quadratic_kappa"] is None and same["accuracy"] == 1
 
 
-def test_losses_of_labels_fit() -> None:
+def test_losses_of_labels_fit():
     for loss in (CrossEntropy(exclusive=False), nn.BCEWithLogitsLoss()):
         FittedLoss(loss, GRADES, 2)
     with pytest.raises(
@@ -109,7 +107,7 @@ def test_losses_of_labels_fit() -> None:
         FittedLoss(RegressionLoss(), GRADES, 2)
 
 
-def test_a_table_of_grades_trains(tmp_path: Path) -> None:
+def test_a_table_of_grades_trains(tmp_path):
     table = small_runs.write_table(tmp_path / "table", {"label": "finding"})
     quick = ["trainer.max_steps=2", "logger=none", *small_runs.OURS]
     balanced = ["data.target_type=ordinal", "loss=bce", "loss.class_weights=balanced"]  # of the steps

@@ -13,12 +13,12 @@ FINDINGS = MultilabelTargets(("x", "y"))
 VALUES = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
 
 
-def test_cases_are_counted_and_grouped_by_label_and_without_any() -> None:
+def test_cases_are_counted_and_grouped_by_label_and_without_any():
     assert FINDINGS.class_counts(VALUES) == [1, 2]
     assert [group.tolist() for group in FINDINGS.balanced_groups(VALUES)] == [[0], [0, 1], [2]]
 
 
-def test_a_validation_needs_a_label_with_both_answers() -> None:
+def test_a_validation_needs_a_label_with_both_answers():
     warning = "no validation case has x, so its AUC is undefined"
     assert FINDINGS.check_examples(VALUES[1:], "validation") == warning
     assert FINDINGS.check_examples(VALUES, "validation") is None
@@ -32,7 +32,7 @@ MISSING = np.array([[1.0, np.nan], [0.0, 1.0], [np.nan, 0.0], [1.0, 1.0], [0.0, 
 OUTPUTS = np.array([[0.9, 0.1], [0.6, 0.7], [0.99, 0.2], [0.4, 0.8], [0.2, 0.99]])
 
 
-def test_metrics_leave_missing_findings_out() -> None:
+def test_metrics_leave_missing_findings_out():
     """They are the means of those of each label alone, over its known cases."""
     one = MultilabelTargets(("x",))
     alone = []
@@ -52,7 +52,7 @@ def test_metrics_leave_missing_findings_out() -> None:
     assert FINDINGS.errors(OUTPUTS, MISSING).tolist() == pytest.approx([0.1, 0.6, 0.2, 0.6, 0.2])
 
 
-def test_the_loss_leaves_missing_findings_out() -> None:
+def test_the_loss_leaves_missing_findings_out():
     label = torch.tensor(MISSING, dtype=torch.float32)
     outputs = torch.tensor(OUTPUTS, dtype=torch.float32, requires_grad=True)
     loss = FINDINGS.compare(CrossEntropy(exclusive=False), outputs, FINDINGS.encode(label))
@@ -66,7 +66,7 @@ def test_the_loss_leaves_missing_findings_out() -> None:
     assert torch.equal(outputs.grad != 0, known)
 
 
-def test_a_missing_finding_is_neither_present_nor_absent() -> None:
+def test_a_missing_finding_is_neither_present_nor_absent():
     assert FINDINGS.class_counts(MISSING) == [2, 2]
     assert FINDINGS.output_counts(MISSING) == [round(2 * 5 / 4), round(2 * 5 / 3)]
     assert FINDINGS.label_text(MISSING[0].tolist()) == "x, y unknown"
@@ -78,7 +78,7 @@ def test_a_missing_finding_is_neither_present_nor_absent() -> None:
         FINDINGS.check_examples(only_missing, "validation")
 
 
-def test_plots_are_those_of_known_findings() -> None:
+def test_plots_are_those_of_known_findings():
     other = OUTPUTS.copy()
     other[np.isnan(MISSING)] = 0.5
     pictures = FINDINGS.pictures(OUTPUTS, MISSING)
@@ -86,18 +86,18 @@ def test_plots_are_those_of_known_findings() -> None:
         assert np.array_equal(picture, pictures[name]), name
 
 
-def test_cells_may_be_true_and_false() -> None:
+def test_cells_may_be_true_and_false():
     assert FINDINGS.parse({"x": "True", "y": "false"}) == (1, 0)
     with pytest.raises(ValueError, match="column 'y' must hold a finite number, got 'yes'"):
         FINDINGS.parse({"x": "1", "y": "yes"})
 
 
-def test_the_error_of_a_case_is_that_of_its_worst_label() -> None:
+def test_the_error_of_a_case_is_that_of_its_worst_label():
     outputs = np.array([[0.9, 0.4], [0.2, 0.9], [0.3, 0.0]])
     assert FINDINGS.errors(outputs, VALUES).tolist() == pytest.approx([0.6, 0.2, 0.3])
 
 
-def test_the_temperature_of_probabilities_that_were_rounded_to_1() -> None:
+def test_the_temperature_of_probabilities_that_were_rounded_to_1():
     """One of ten is wrong, so 0.9 is right; a float32 of 1 says no more than a logit of 17.3."""
     outputs = np.ones((10, 1))
     truth = np.array([[1.0]] * 9 + [[0.0]])
@@ -107,13 +107,13 @@ def test_the_temperature_of_probabilities_that_were_rounded_to_1() -> None:
     assert findings.outputs_at_temperature(outputs, temperature) == pytest.approx(0.9, rel=1e-3)
 
 
-def test_small_probabilities_keep_their_order() -> None:
+def test_small_probabilities_keep_their_order():
     outputs = np.array([[1e-11], [2e-11], [1e-20]])
     scaled = MultilabelTargets(("x",)).outputs_at_temperature(outputs, 1.0)
     assert scaled == pytest.approx(outputs, rel=1e-6)
 
 
-def test_cases_of_nan_have_no_part_in_the_temperature() -> None:
+def test_cases_of_nan_have_no_part_in_the_temperature():
     nan = {"outputs": [float("nan"), 0.5], "values": [1.0, 0.0]}
     wrong = {"outputs": [0.99, 0.99], "values": [1.0, 0.0]}
     assert FINDINGS.scores.temperature({"a": nan}) == 1

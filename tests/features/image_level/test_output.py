@@ -1,9 +1,7 @@
 """The table of image-level predictions: its rows, resuming, and tables that are not replaced."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +15,15 @@ from medconv.inference.output import MANIFEST
 CLASSES = MulticlassTargets(("benign", "case"))
 
 
-def cases(*names: str) -> list[Case]:
+def cases(*names):
     return [Case(name, (Path("/images") / f"{name}.png",)) for name in names]
 
 
-def table(path: Path, **settings: Any) -> OutputTable:
+def table(path, **settings):
     return OutputTable(path, CLASSES, {"mirror_axes": [], **settings}, {"checkpoint": "x"})
 
 
-def fill(output: OutputTable, listed: Sequence[Case], overwrite: bool = False) -> list[str]:
+def fill(output, listed, overwrite=False):
     """Add a row for each remaining case; returns their names."""
     done = []
     with output.open(listed, overwrite):
@@ -35,7 +33,7 @@ def fill(output: OutputTable, listed: Sequence[Case], overwrite: bool = False) -
     return done
 
 
-def test_rows_are_in_the_order_of_the_cases_and_resume_after_a_cut_off_line(tmp_path: Path) -> None:
+def test_rows_are_in_the_order_of_the_cases_and_resume_after_a_cut_off_line(tmp_path):
     assert fill(table(tmp_path), cases("b", "a")) == ["b", "a"]
     with (tmp_path / TABLE).open("a") as file:
         file.write("c,ben")  # as a killed process leaves it
@@ -46,7 +44,7 @@ def test_rows_are_in_the_order_of_the_cases_and_resume_after_a_cut_off_line(tmp_
     ]
 
 
-def test_a_stopped_command_keeps_its_rows(tmp_path: Path) -> None:
+def test_a_stopped_command_keeps_its_rows(tmp_path):
     output = table(tmp_path)
     with pytest.raises(KeyboardInterrupt), output.open(cases("a", "b")):
         output.add(cases("a")[0], np.array([0.5, 0.5]))
@@ -54,26 +52,26 @@ def test_a_stopped_command_keeps_its_rows(tmp_path: Path) -> None:
     assert fill(table(tmp_path), cases("a", "b")) == ["b"]
 
 
-def test_a_file_name_that_is_no_text_is_found_again(tmp_path: Path) -> None:
+def test_a_file_name_that_is_no_text_is_found_again(tmp_path):
     named = cases(os.fsdecode(b"M\xfcller"), "b")
     assert fill(table(tmp_path), named[:1]) == [named[0].id]
     assert fill(table(tmp_path), named) == ["b"]
     assert (tmp_path / TABLE).read_text().splitlines()[1] == r"M\udcfcller,case,0.25,0.75"
 
 
-def test_a_table_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> None:
+def test_a_table_that_the_manifest_does_not_list_is_refused(tmp_path):
     (tmp_path / TABLE).write_text("case,predicted\nz,benign\n")
     with refused(rf"holds predictions that {MANIFEST} does not list, such as z; take another folder"):
         fill(table(tmp_path), cases("a"), overwrite=True)
 
 
-def test_a_folder_of_label_maps_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_label_maps_is_refused(tmp_path):
     (tmp_path / MANIFEST).write_text('{"settings": {}, "cases": {}, "overwriting": []}')
     with refused("holds label maps; take another folder"):
         fill(table(tmp_path), cases("a"))
 
 
-def test_a_folder_in_which_another_process_works_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_which_another_process_works_is_refused(tmp_path):
     with (
         table(tmp_path).open(cases("a")),
         refused("another process writes its predictions there"),

@@ -1,7 +1,5 @@
 """medconv/features/image_level/output_scaling.py: outputs in physical units; everything else of the network stays."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
@@ -13,7 +11,7 @@ from medconv.features.image_level.output_scaling import in_units
 from medconv.performance.switches import apply_switches
 
 
-def test_in_units_scales_the_outputs_and_changes_nothing_else() -> None:
+def test_in_units_scales_the_outputs_and_changes_nothing_else():
     torch.manual_seed(0)
     plain = Encoder(2, 1, 2, [4, 8], [2]).eval()
     image, names = torch.randn(3, 1, 8, 8), list(plain.state_dict())

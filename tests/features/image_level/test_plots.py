@@ -8,7 +8,6 @@ from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn
 
 from medconv.features.image_level import plots
 from medconv.features.image_level.multiclass import MulticlassTargets
-from medconv.features.image_level.targets import ImageLevelTargets
 
 ODD = MulticlassTargets(("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎"))
 CURVES = {"confusion", "roc", "precision_recall", "reliability"}
@@ -18,7 +17,7 @@ CURVES = {"confusion", "roc", "precision_recall", "reliability"}
     ("targets", "cases"),
     [(TWO, 1), (FOUR, 0), (FINDINGS, 0), (FINDINGS, 50), (NUMBERS, 0), (NUMBERS, 1), (ODD, 50)],
 )
-def test_each_kind_of_targets_has_its_pictures(targets: ImageLevelTargets, cases: int) -> None:
+def test_each_kind_of_targets_has_its_pictures(targets, cases):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pictures = targets.pictures(*drawn(targets, cases))
@@ -28,19 +27,19 @@ def test_each_kind_of_targets_has_its_pictures(targets: ImageLevelTargets, cases
         assert picture.std() > 5
 
 
-def test_pictures_of_many_names_stay_small() -> None:
+def test_pictures_of_many_names_stay_small():
     many = MulticlassTargets(tuple(f"class {i}" for i in range(60)))
     for picture in many.pictures(*drawn(many, 100)).values():
         assert max(picture.shape) <= 1500
 
 
-def test_nan_outputs_give_pictures() -> None:
+def test_nan_outputs_give_pictures():
     for targets in (TWO, FINDINGS, NUMBERS):
         outputs, truth = drawn(targets, 5)
         assert targets.pictures(outputs * np.nan, truth)
 
 
-def test_right_predictions_are_dark_on_the_diagonal() -> None:
+def test_right_predictions_are_dark_on_the_diagonal():
     truth = np.array([[0.0], [1.0]] * 5)
     right = np.eye(2)[truth[:, 0].astype(int)]
     good, bad = (TWO.pictures(outputs, truth)["confusion"].astype(int) for outputs in (right, 1 - right))
@@ -50,19 +49,19 @@ def test_right_predictions_are_dark_on_the_diagonal() -> None:
 
 
 @pytest.mark.parametrize(("panels", "shape"), [(1, (400, 400)), (3, (400, 1200)), (4, (800, 1200))])
-def test_panels_are_three_a_row(panels: int, shape: tuple[int, int]) -> None:
+def test_panels_are_three_a_row(panels, shape):
     figure, axes = plots._panel_grid(panels)
     assert len(axes) == panels
     assert plots._pixels(figure).shape == (*shape, 3)
 
 
-def test_a_long_name_is_shortened_to_one_line_without_formulas() -> None:
+def test_a_long_name_is_shortened_to_one_line_without_formulas():
     assert plots._plain("two\nlines") == "two lines"
     assert plots._plain("$x$") == r"\$x\$"
     assert len(plots._plain("a" * 40)) == len(plots._plain("b" * 24)) == 24
 
 
-def test_a_legend_names_what_it_leaves_out() -> None:
+def test_a_legend_names_what_it_leaves_out():
     figure, axes = plots._one_panel()
     empty = plots._pixels(figure)
     plots._add_legend(axes, hidden_curves=3, undefined=["a", "b", "c", "d"])
@@ -70,7 +69,7 @@ def test_a_legend_names_what_it_leaves_out() -> None:
     assert not np.array_equal(plots._pixels(figure), empty)
 
 
-def test_equal_scores_share_a_step_of_the_curve() -> None:
+def test_equal_scores_share_a_step_of_the_curve():
     """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without): two ways up, the middle one a
     slope.
     """
@@ -78,7 +77,7 @@ def test_equal_scores_share_a_step_of_the_curve() -> None:
     assert false.tolist() == [0, 0, 0.5, 1] and true.tolist() == [0, 0.5, 1, 1]
 
 
-def test_precision_and_recall_of_equal_scores() -> None:
+def test_precision_and_recall_of_equal_scores():
     """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without)."""
     scores = np.array([0.1, 0.9, 0.5, 0.5])
     precision, recall = plots.precision_recall_points(scores, np.array([False, True, True, False]))

@@ -38,24 +38,24 @@ class FailingSaliency(Saliency):
         super().write(folder, predictor, case, *rest)
 
 
-def pictures(folder: Path, *brightness: int) -> list[Case]:
+def pictures(folder, *brightness):
     paths = [folder / f"{number}.png" for number in range(len(brightness))]
     for path, value in zip(paths, brightness, strict=True):
         Image.fromarray(np.full((8, 8), value, np.uint8)).save(path)
     return [Case(path.stem, (path,)) for path in paths]
 
 
-def by_brightness(batch_size: int | None = None) -> Predictor:
+def by_brightness(batch_size=None):
     model = loaded_models.image_level(Brightness(), MulticlassTargets(("dark", "bright")))
     return Predictor([model], batch_size=batch_size)
 
 
-def rows(folder: Path) -> list[str]:
+def rows(folder):
     lines = (folder / "predictions.csv").read_text().splitlines()
     return [line.partition(",")[0] for line in lines[1:]]
 
 
-def test_a_picture_that_fails_fails_only_its_case(tmp_path: Path) -> None:
+def test_a_picture_that_fails_fails_only_its_case(tmp_path):
     listed = pictures(tmp_path, 10, 20, 30)
     predictor = Predictor(by_brightness().members, extras=[FailingSaliency()])
     output = predict.output_in(tmp_path / "out", predictor)
@@ -65,7 +65,7 @@ def test_a_picture_that_fails_fails_only_its_case(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out/saliency").iterdir()} == {"0.png", "2.png"}
 
 
-def test_a_batch_that_fails_is_predicted_one_by_one(tmp_path: Path) -> None:
+def test_a_batch_that_fails_is_predicted_one_by_one(tmp_path):
     predictor, listed = by_brightness(batch_size=3), pictures(tmp_path, 10, 255, 30)
     with members.refused("1 of 3 cases could not be predicted\n  case 1: out of memory"):
         predict.predict(predictor, listed, predict.output_in(tmp_path / "out", predictor))
@@ -82,7 +82,7 @@ class Replacing(Brightness):
         return super().forward(images)
 
 
-def test_a_file_that_is_replaced_meanwhile_fails_its_case(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_meanwhile_fails_its_case(tmp_path):
     """Else the result of one image would get the grid of another."""
     listed = pictures(tmp_path, 10, 20)
     network = Replacing()

@@ -5,8 +5,6 @@ are refused.
 import csv
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from medconv.targets.label_map import LabelMapTargets
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory):
     """A table of pictures, and checkpoints of classes, findings and numbers in it."""
     root = tmp_path_factory.mktemp("whole")
     table = smallruns.write_table(root / "data", {"label": "finding", "other": "other", "age": "number"})
@@ -39,8 +37,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def predicting(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> Callable[..., int]:
-    def run(*words: object, source: Path | None = None) -> int:
+def predicting(monkeypatch, files):
+    def run(*words, source=None):
         return tiny.call(
             monkeypatch, "predict", "--input", source or files["table"], "--device", "cpu", *words
         )
@@ -48,12 +46,12 @@ def predicting(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> Calla
     return run
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
+def rows(folder):
     with (folder / "predictions.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def variant(source: Path, path: Path) -> Path:
+def variant(source, path):
     content = torch.load(source, weights_only=True)
     generator = torch.Generator().manual_seed(1)
     for name, value in content["state_dict"].items():
@@ -64,9 +62,7 @@ def variant(source: Path, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "multilabel", "regression"])
-def test_as_validated(
-    files: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]
-) -> None:
+def test_as_validated(files, kind, tmp_path, predicting):
     """A prediction equals the output of validation, to the last digits, in any batches."""
     assert predicting("--checkpoint", files[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
     predictions = {row["case"]: row for row in rows(tmp_path)}
@@ -87,9 +83,7 @@ def test_as_validated(
         assert "predicted" not in predictions["0"]
 
 
-def test_at_the_temperature_of_the_checkpoint(
-    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
-) -> None:
+def test_at_the_temperature_of_the_checkpoint(files, tmp_path, predicting):
     """Twice the temperature has the square root of the ratio of two probabilities."""
     content = torch.load(files["multiclass"], weights_only=True)
     content["medconv"]["temperature"] *= 2
@@ -104,9 +98,7 @@ def test_at_the_temperature_of_the_checkpoint(
 
 
 @pytest.mark.parametrize("temperature", [0.5, math.nan, 1e300, 2, "2", [2.0]])
-def test_a_temperature_that_cannot_be_is_refused(
-    files: dict[str, Path], tmp_path: Path, temperature: object
-) -> None:
+def test_a_temperature_that_cannot_be_is_refused(files, tmp_path, temperature):
     content = torch.load(files["multilabel"], weights_only=True)
     content["medconv"]["temperature"] = temperature
     torch.save(content, tmp_path / "x.ckpt")
@@ -118,7 +110,7 @@ def test_a_temperature_that_cannot_be_is_refused(
     assert load(tmp_path / "numbers.ckpt").temperature is None
 
 
-def test_the_metadata_of_an_export_say_by_what_to_divide(files: dict[str, Path], tmp_path: Path) -> None:
+def test_the_metadata_of_an_export_say_by_what_to_divide(files, tmp_path):
     content = torch.load(files["multilabel"], weights_only=True)
     content["medconv"]["temperature"] = 2.5
     torch.save(content, tmp_path / "x.ckpt")
@@ -132,9 +124,7 @@ def test_the_metadata_of_an_export_say_by_what_to_divide(files: dict[str, Path],
     assert predictor.scores([case_input])[0].outputs == pytest.approx(expected, abs=1e-3)
 
 
-def test_several_networks_are_the_mean_of_what_they_mean(
-    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
-) -> None:
+def test_several_networks_are_the_mean_of_what_they_mean(files, tmp_path, predicting):
     other = variant(files["multiclass"], tmp_path / "other.ckpt")
     for name, networks in (
         ("a", [files["multiclass"]]),
@@ -150,9 +140,7 @@ def test_several_networks_are_the_mean_of_what_they_mean(
     assert np.abs(a - b).max() > 1e-3
 
 
-def test_a_case_that_fails_takes_no_other_with_it(
-    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_that_fails_takes_no_other_with_it(files, tmp_path, predicting, capsys):
     images = tmp_path / "images"
     images.mkdir()
     for number in range(4):
@@ -186,9 +174,7 @@ def test_a_case_that_fails_takes_no_other_with_it(
     assert (tmp_path / "out/predictions.csv").read_text() != after
 
 
-def test_what_is_refused(
-    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(files, tmp_path, predicting, capsys):
     both, steps = ("--checkpoint", files["multiclass"]), tmp_path / "steps.json"
     steps.write_text(json.dumps({"targets": LabelMapTargets.of_classes(("", "a")).plain(), "steps": []}))
     for words, message in (
@@ -211,9 +197,7 @@ def test_what_is_refused(
     assert "list.csv: no column 'path', it has file" in capsys.readouterr().err
 
 
-def test_evaluation_with_pictures(
-    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_with_pictures(files, tmp_path, predicting, monkeypatch):
     """`evaluate` finds what `predict` wrote, and gives the scores of validation for the validated cases."""
     assert predicting("--checkpoint", files["multilabel"], "--output", tmp_path / "out", "--saliency") == 0
     for number in range(18):
@@ -229,12 +213,8 @@ def test_evaluation_with_pictures(
 
 
 def test_tables_may_have_the_column_of_images_of_the_training(
-    files: dict[str, Path],
-    tmp_path: Path,
-    predicting: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    files, tmp_path, predicting, monkeypatch, capsys
+):
     content = torch.load(files["multiclass"], weights_only=True)
     content["medconv"]["config"]["data"]["path_column"] = "file"  # as if data.path_column=file
     torch.save(content, tmp_path / "file.ckpt")
@@ -255,7 +235,7 @@ def test_tables_may_have_the_column_of_images_of_the_training(
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "regression"])
-def test_exported_networks_answer_alike(files: dict[str, Path], tmp_path: Path, kind: str) -> None:
+def test_exported_networks_answer_alike(files, tmp_path, kind):
     file = tmp_path / "model.onnx"
     export.export(files[kind], file, ExportOptions("onnx", case=files["table"].parent / "1.png"))
     metadata = json.loads((tmp_path / "model.onnx.json").read_text())

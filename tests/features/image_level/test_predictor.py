@@ -1,7 +1,6 @@
 """The predictor with networks of whole images."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from medconv.inference.predictor import Predictor
 from medconv.inference.prepare import from_array, prepare
 
 
-def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_images_of_another_size_are_refused(tmp_path):
     """Training took one size, which was rounded up to a multiple of 4."""
     for size in (14, 20):
         Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
@@ -29,7 +28,7 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
         Predictor([coarser])(tmp_path / "20.png")
 
 
-def test_whole_images_are_arrays_too_and_have_no_label_map() -> None:
+def test_whole_images_are_arrays_too_and_have_no_label_map():
     network = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
     predictor = Predictor([loaded_models.image_level(network, MulticlassTargets(("a", "b")), (16, 16))])
     pixels = np.full((16, 16), 90, np.uint8)
@@ -39,9 +38,7 @@ def test_whole_images_are_arrays_too_and_have_no_label_map() -> None:
 
 
 @pytest.mark.parametrize(("edge", "is_cut"), [(8, False), (10, False), (11, True), (80, True)])
-def test_a_picture_of_which_the_network_sees_only_the_middle_causes_a_warning(
-    edge: int, is_cut: bool
-) -> None:
+def test_a_picture_of_which_the_network_sees_only_the_middle_causes_a_warning(edge, is_cut):
     model = loaded_models.image_level(nn.Identity(), MulticlassTargets(("a", "b")), (8, 8))
     image = from_array(np.ones((edge, 8), np.float32), 2, spacing_mm=(1, 1))
     warning = prepare(image, [model], [model.preprocessing]).warning

@@ -1,9 +1,5 @@
 """medconv/features/image_level/regression.py: numbers are standardised for the loss, and networks return units."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,13 +11,13 @@ from medconv.targets import Targets
 from medconv.training.losses.fit import FittedLoss
 
 
-def test_means_and_spreads_come_from_the_training_cases() -> None:
+def test_means_and_spreads_come_from_the_training_cases():
     targets = RegressionTargets(("age", "sex")).fitted(np.array([[50.0, 1.0], [70.0, 1.0]]))
     assert (targets.means, targets.stds) == ((60.0, 1.0), (10.0, 1.0))  # a constant keeps its scale
     assert Targets.from_plain(targets.plain()) == targets
 
 
-def test_losses_compare_standardised_numbers_and_networks_return_units() -> None:
+def test_losses_compare_standardised_numbers_and_networks_return_units():
     targets = RegressionTargets(("age",), (60.0,), (10.0,))
     outputs, label = torch.tensor([[80.0]]), torch.tensor([[50.0]])
     assert float(targets.compare(nn.L1Loss(), outputs, targets.encode(label))) == pytest.approx(3)
@@ -29,7 +25,7 @@ def test_losses_compare_standardised_numbers_and_networks_return_units() -> None
     assert network(torch.tensor([[2.0]])).tolist() == [[80.0]]
 
 
-def test_constants_made_in_inference_serve_training() -> None:
+def test_constants_made_in_inference_serve_training():
     targets = RegressionTargets(("length",), (1.0,), (2.0,))
     with torch.inference_mode():
         targets.encode(torch.ones(1, 1))
@@ -38,7 +34,7 @@ def test_constants_made_in_inference_serve_training() -> None:
     assert outputs.grad is not None
 
 
-def test_errors_are_in_standard_deviations_of_the_training_cases() -> None:
+def test_errors_are_in_standard_deviations_of_the_training_cases():
     outputs, truth = np.array([[1.0], [5.0]]), np.array([[0.0], [4.0]])
     assert RegressionTargets(("a",), (0.0,), (4.0,)).errors(outputs, truth).tolist() == [0.25, 0.25]
     assert RegressionTargets(("a",)).errors(outputs, truth).tolist() == [0.5, 0.5]  # of the truth
@@ -48,16 +44,16 @@ def test_errors_are_in_standard_deviations_of_the_training_cases() -> None:
     ("means", "stds"),
     [([1, 2], [1, 2]), ([5], []), ([], [1]), ([float("nan")], [1]), ([1], [0]), ([None], [1]), (5, [1])],
 )
-def test_means_and_spreads_of_a_file_are_checked(means: object, stds: object) -> None:
+def test_means_and_spreads_of_a_file_are_checked(means, stds):
     with pytest.raises(ValueError, match="a mean and a positive std for each name|expected a list"):
         Targets.from_plain({"kind": "regression", "names": ["a"], "means": means, "stds": stds})
 
 
-def test_without_means_and_spreads_numbers_stay_as_they_are() -> None:
+def test_without_means_and_spreads_numbers_stay_as_they_are():
     assert RegressionTargets(("a",)).finish(nn.Flatten())(torch.tensor([[2.0]])).tolist() == [[2.0]]
 
 
-def test_equal_labels_have_no_spread_from_rounding() -> None:
+def test_equal_labels_have_no_spread_from_rounding():
     assert RegressionTargets(("a",)).fitted(np.full((3, 1), 0.1)).stds == (1.0,)
 
 
@@ -72,7 +68,7 @@ def test_equal_labels_have_no_spread_from_rounding() -> None:
         ([-999, -998, -1], None),
     ],
 )
-def test_a_number_that_stands_for_none_is_named(numbers: list[float], value: float | None) -> None:
+def test_a_number_that_stands_for_none_is_named(numbers, value):
     values = np.array(numbers, float)[:, None]
     warning = RegressionTargets(("age",)).check_examples(values, "training")
     if value is None:
@@ -84,7 +80,7 @@ def test_a_number_that_stands_for_none_is_named(numbers: list[float], value: flo
         )
 
 
-def test_a_number_that_never_changes_is_named() -> None:
+def test_a_number_that_never_changes_is_named():
     targets = RegressionTargets(("age", "size"))
     assert targets.check_examples(np.array([[1.0, 2.0], [3.0, 2.0]]), "training") == (
         "all training cases have the same size"
@@ -92,11 +88,11 @@ def test_a_number_that_never_changes_is_named() -> None:
     assert targets.check_examples(np.array([[1.0, 2.0], [3.0, 4.0]]), "training") is None
 
 
-def fitted(loss: Any, targets: Targets, spatial_dims: int = 3) -> FittedLoss:
+def fitted(loss, targets, spatial_dims=3):
     return FittedLoss(loss, targets, spatial_dims)
 
 
-def test_regression_errors_are_standardised() -> None:
+def test_regression_errors_are_standardised():
     targets = RegressionTargets(("age",), (60.0,), (10.0,))
     outputs, encoded = torch.tensor([[80.0]]), targets.encode(torch.tensor([[50.0]]))
     assert encoded.tolist() == [[-1.0]]

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 from helpers.image_level_tables import CLASSES, NASTY, write_tables
@@ -13,7 +12,7 @@ from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.multiclass import OrdinalTargets
 
 
-def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_escapes_names(tmp_path):
     predictions, labels, outputs, truth = write_tables(tmp_path)
     (tmp_path / "images").mkdir()
     for number in range(11):
@@ -28,7 +27,7 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
     assert re.findall(r"<h3>(c\d+) · error", text)[0] == f"c{errors.argmax()}"
 
 
-def test_the_page_of_grades_shows_the_true_one(tmp_path: Path) -> None:
+def test_the_page_of_grades_shows_the_true_one(tmp_path):
     predictions, labels, *_ = write_tables(tmp_path)
     targets = OrdinalTargets(CLASSES.names).plain()
     (tmp_path / "prediction.json").write_text(json.dumps({"targets": targets}))

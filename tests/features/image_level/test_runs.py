@@ -2,11 +2,8 @@
 refuse.
 """
 
-from __future__ import annotations
-
 import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,16 +34,16 @@ FAST = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return smallruns.write_classes(tmp_path_factory.mktemp("classes") / "light")
 
 
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def numbers(tmp_path_factory):
     return smallruns.write_table(tmp_path_factory.mktemp("numbers") / "table", {"label": "number"})
 
 
-def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None:
+def test_classes_train_validate_and_say_so(folder, tmp_path):
     settings = [*OURS, *FAST, "trainer.max_steps=24", "callbacks=default"]
     summary = smallruns.train(folder, tmp_path / "run", *settings)
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
@@ -74,7 +71,7 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     assert smallruns.train(folder, tmp_path / "run", *settings) == summary  # finished
 
 
-def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
+def test_numbers_keep_the_lowest_error(numbers, tmp_path):
     """The error is in the units of the table; early stopping and the best checkpoint follow it."""
     stops = ["early_stopping=patience", "early_stopping.patience=50", *QUIET, *FAST]
     summary = smallruns.train(
@@ -94,12 +91,12 @@ def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
     assert not any("value_" in key for key in content["state_dict"])
 
 
-def column(run: Path, name: str) -> list[float]:
+def column(run, name):
     with (run / "metrics.csv").open(newline="") as file:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
-def test_findings_train_with_the_loss_of_classes_or_their_own(tmp_path: Path) -> None:
+def test_findings_train_with_the_loss_of_classes_or_their_own(tmp_path):
     table = smallruns.write_table(tmp_path / "table", {"glow": "finding", "odd": "other"})
     columns = "data.label_columns=[glow,odd]"
     for loss in ("cross_entropy", "bce"):
@@ -115,7 +112,7 @@ MODELS += [pytest.param(name, marks=pytest.mark.slow) for name in ("efficientnet
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> None:
+def test_every_model_takes_a_step(folder, tmp_path, model):
     smaller = {
         "resnet": ["model.widen_factor=0.1"],
         "densenet": ["model.block_config=[1,1,1]", "model.init_features=8", "model.growth_rate=4"],
@@ -133,7 +130,7 @@ def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> N
 
 
 @pytest.mark.parametrize("conv", ["basis", "mirror", "bottleneck", "se"])
-def test_other_convolutions_fit(folder: Path, tmp_path: Path, conv: str) -> None:
+def test_other_convolutions_fit(folder, tmp_path, conv):
     more = [
         *OURS,
         f"conv={conv}",
@@ -151,7 +148,7 @@ def test_other_convolutions_fit(folder: Path, tmp_path: Path, conv: str) -> None
     assert torch.allclose(outputs, mirrored, atol=1e-4) == (conv == "mirror")
 
 
-def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path: Path) -> None:
+def test_a_network_that_cannot_be_mirrored_says_which_can(folder, tmp_path):
     with pytest.raises(
         ConfigError, match=r"conv: cannot make .* layer layer2.* model=encoder keeps the symmetry"
     ):
@@ -160,7 +157,7 @@ def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path
         )
 
 
-def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder, tmp_path):
     same = [*OURS, *QUIET, "task.mixup=0.4", "weight_averaging.begin=2", "data.samples_per_epoch=12"]
     same.append("scheduler.warmup_steps=0")  # else it would be a fifth of a run
     whole = smallruns.train(folder, tmp_path / "whole", *same, "scheduler=constant", "trainer.max_steps=6")
@@ -176,7 +173,7 @@ def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_pat
         torch.testing.assert_close(states[1][key], value, rtol=0, atol=0)
 
 
-def test_two_processes_give_the_result_of_one(folder: Path, tmp_path: Path) -> None:
+def test_two_processes_give_the_result_of_one(folder, tmp_path):
     """Seven cases on two ranks: each counts once. Weighted, since a mean over samples is that of any
     division of them.
     """
@@ -202,7 +199,7 @@ def test_two_processes_give_the_result_of_one(folder: Path, tmp_path: Path) -> N
         assert two["val/cases"][case]["outputs"] == pytest.approx(row["outputs"], abs=1e-4)
 
 
-def test_accumulated_batches_are_one_larger_batch(folder: Path, tmp_path: Path) -> None:
+def test_accumulated_batches_are_one_larger_batch(folder, tmp_path):
     same = [
         *OURS,
         *QUIET,
@@ -220,7 +217,7 @@ def test_accumulated_batches_are_one_larger_batch(folder: Path, tmp_path: Path) 
         assert two["val/cases"][case]["outputs"] == pytest.approx(row["outputs"], abs=1e-4)
 
 
-def test_a_step_that_is_not_finite_is_saved_with_its_layers(folder: Path, tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_is_saved_with_its_layers(folder, tmp_path):
     explodes = ["optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null", "task.mixup=0.3"]
     with pytest.raises(nonfinite_guard.NonfiniteError, match="in case .*light|bright|dark"):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, *explodes)
@@ -228,7 +225,7 @@ def test_a_step_that_is_not_finite_is_saved_with_its_layers(folder: Path, tmp_pa
     assert any(row["bad"] for row in torch.load(file, weights_only=True)["nonfinite"]["rows"])
 
 
-def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
+def test_perf_auto_measures_whole_images(numbers, tmp_path):
     auto = [
         "perf=autotune",
         "perf.auto_seconds=1",
@@ -261,13 +258,13 @@ def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
+def test_what_does_not_fit_is_one_line(folder, tmp_path, more, message):
     with pytest.raises(ValueError, match=message) as caught:
         smallruns.train(folder, tmp_path / "run", *more, *QUIET)
     assert "\n" not in str(caught.value)
 
 
-def test_settings_for_images_do_not_fit_label_maps(tmp_path: Path) -> None:
+def test_settings_for_images_do_not_fit_label_maps(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "tiny", cases=3)
     with pytest.raises(
         ValueError, match=r"loss: CrossEntropy is for multiclass targets, but the data has label"
@@ -279,7 +276,7 @@ def test_settings_for_images_do_not_fit_label_maps(tmp_path: Path) -> None:
         tiny.train(dataset, tmp_path / "run", "task.mixup=0.2")
 
 
-def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_task_is_refused(folder, numbers, tmp_path):
     smallruns.train(
         numbers, tmp_path / "first", "data.target_type=regression", *OURS, *QUIET, "trainer.max_steps=1"
     )

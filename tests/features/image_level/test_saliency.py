@@ -25,7 +25,7 @@ class Corner(nn.Module):
         return self.relu(self.norm(self.stem(x))).flatten(2).mean(2)
 
 
-def spotted(shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ...]) -> torch.Tensor:
+def spotted(shape, bright, dark):
     image = torch.zeros(1, 1, *shape)
     image[(0, 0, *bright)], image[(0, 0, *dark)] = 3.0, -3.0
     return image
@@ -35,9 +35,7 @@ def spotted(shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ..
 @pytest.mark.parametrize(
     ("shape", "bright", "dark"), [((8, 9), (1, 7), (6, 2)), ((6, 8, 7), (5, 1, 2), (0, 6, 4))]
 )
-def test_the_maximum_lies_at_the_voxel_that_supports_the_output(
-    shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ...], inplace: bool
-) -> None:
+def test_the_maximum_lies_at_the_voxel_that_supports_the_output(shape, bright, dark, inplace):
     network, image = Corner(len(shape), inplace).train(), spotted(shape, bright, dark)
     batch = torch.cat([image, image, image * 0])
     maps = saliency.saliency(network, batch, [0, 1, 0])
@@ -49,7 +47,7 @@ def test_the_maximum_lies_at_the_voxel_that_supports_the_output(
     assert (saliency.saliency(network, brighter) == saliency.saliency(network, brighter, 0)).all()
 
 
-def test_the_network_is_unchanged() -> None:
+def test_the_network_is_unchanged():
     network = Corner(2, inplace=True).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.inference_mode():
@@ -61,9 +59,9 @@ def test_the_network_is_unchanged() -> None:
 
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("family", ["resnet", "densenet", "efficientnet", "senet"])
-def test_networks_of_monai_have_maps(family: str, dims: int) -> None:
+def test_networks_of_monai_have_maps(family, dims):
     torch.manual_seed(0)
-    network: nn.Module = {
+    network = {
         "resnet": lambda: nets.ResNet(
             "basic",
             [1, 1, 1, 1],
@@ -74,7 +72,7 @@ def test_networks_of_monai_have_maps(family: str, dims: int) -> None:
             conv1_t_stride=1,
             num_classes=3,
             no_max_pool=True,
-        ),  # type: ignore[arg-type]
+        ),
         "densenet": lambda: nets.DenseNet(dims, 1, 3, init_features=4, growth_rate=4, block_config=(1, 1)),
         "efficientnet": lambda: nets.EfficientNetBN(
             "efficientnet-b0", pretrained=False, spatial_dims=dims, in_channels=1, num_classes=3
@@ -90,12 +88,12 @@ def test_networks_of_monai_have_maps(family: str, dims: int) -> None:
     assert {0.0, 1.0} >= {float(each.max()) for each in maps}
 
 
-def test_a_network_without_a_spatial_layer_is_refused() -> None:
+def test_a_network_without_a_spatial_layer_is_refused():
     with pytest.raises(ValueError, match="needs a layer whose output has the image's axes"):
         saliency.saliency(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), torch.randn(1, 1, 8, 8), 0)
 
 
-def test_a_layer_that_is_called_twice_is_not_used() -> None:
+def test_a_layer_that_is_called_twice_is_not_used():
     class Twice(Corner):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.relu(self.norm(self.relu(self.stem(x)))).flatten(2).mean(2)
@@ -103,7 +101,7 @@ def test_a_layer_that_is_called_twice_is_not_used() -> None:
     assert saliency._layer(Twice(2), torch.randn(1, 1, 8, 8)) == "norm"
 
 
-def test_a_picture_of_our_network_shows_all_planes() -> None:
+def test_a_picture_of_our_network_shows_all_planes():
     class Pooled(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -3,11 +3,8 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +17,9 @@ from helpers.volumes import save as save_volume
 from medconv.data.augmentation.augment import Augment
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.raster import write_picture
-from medconv.data.loading.datamodule import DataModule
-from medconv.data.loading.patch_dataset import Sample
 from medconv.data.loading.samplers import Sampler, balanced
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess_image
-from medconv.data.preprocessing.store import Store
 from medconv.features.image_level.csv_table import csv
 from medconv.features.image_level.samples import (
     BalancedImageSampler,
@@ -34,14 +28,14 @@ from medconv.features.image_level.samples import (
     samples_per_epoch,
 )
 
-LIGHT: dict[str, Any] = {
+LIGHT = {
     "p": {"rotation": 1.0, "noise": 1.0, "additive_brightness": 1.0},
     "spacing_mm": (1.0, 1.0),
     "patch_size": SIZE,
 }
 
 
-def prepare_images(dataset: Dataset, folder: Path) -> tuple[PreprocessingConfig, Store]:
+def prepare_images(dataset, folder):
     """The store of the dataset, normalised by the dataset, in the size of its first image."""
     measured, _ = cached_fingerprint(dataset, folder, 1)
     dims, names = measured.spatial_dims, ("dataset",) * len(dataset.modalities)
@@ -50,13 +44,13 @@ def prepare_images(dataset: Dataset, folder: Path) -> tuple[PreprocessingConfig,
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Store]:
+def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("images")
     dataset = csv(write(root / "data"))
     return dataset, prepare_images(dataset, root / "cache")[1]
 
 
-def test_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_path: Path) -> None:
+def test_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_path):
     table = write(tmp_path / "data")
     black = pixels(0)
     black[:3] = 0
@@ -73,7 +67,7 @@ def test_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_path: Path
 
 
 @pytest.mark.parametrize(("size", "effect"), [((4, 4), "cut"), ((16, 14), "padded"), ((6, 14), "both")])
-def test_frame_cuts_and_pads_around_the_centre(size: tuple[int, int], effect: str) -> None:
+def test_frame_cuts_and_pads_around_the_centre(size, effect):
     image = np.arange(96, dtype=np.float32).reshape(1, 12, 8) + 1
     out = framed(image, size)
     assert out.shape == (1, *size)
@@ -84,7 +78,7 @@ def test_frame_cuts_and_pads_around_the_centre(size: tuple[int, int], effect: st
 
 
 @pytest.mark.parametrize("scaling", [{"resize": (10, 20)}, {"spacing_mm": (8.0, 2.0)}])
-def test_pictures_are_scaled_without_aliasing(scaling: dict[str, Any]) -> None:
+def test_pictures_are_scaled_without_aliasing(scaling):
     config = replace(PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20)), **scaling)
     ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
     out, _ = preprocess_image(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
@@ -97,7 +91,7 @@ def test_pictures_are_scaled_without_aliasing(scaling: dict[str, Any]) -> None:
     assert np.abs(out[0, 1:-1] - 2 / 3).max() < 0.06
 
 
-def test_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
+def test_volume_is_resampled_then_cut_or_padded(tmp_path):
     save_volume(tmp_path / "v.nii.gz", image_array(0), np.diag([2.0, 1.5, 2.0, 1.0]))  # 12 x 14 x 10 voxels
     dataset = Dataset(
         "v",
@@ -112,7 +106,7 @@ def test_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
     assert (image[0, :, :3] == 0).all() and (image[0, :, 3:17] != 0).any(0).all()
 
 
-def test_only_changed_images_are_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_changed_images_are_prepared_again(tmp_path, caplog):
     table = write(tmp_path / "data")
     dataset = csv(table)
     config, store = prepare_images(dataset, tmp_path / "cache")
@@ -135,11 +129,11 @@ def test_only_changed_images_are_prepared_again(tmp_path: Path, caplog: pytest.L
     assert "preparing 1 of 10 cases" in caplog.text
 
 
-def in_turn(store: Store, cases: Sequence[Case], seed: int, **settings: Any) -> ImageDataset:
+def in_turn(store, cases, seed, **settings):
     return ImageDataset(store, cases, Sampler(training_cases(cases)), seed, **settings)
 
 
-def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]) -> None:
+def test_sample_depends_on_seed_and_number_alone(prepared):
     dataset, store = prepared
     cases = list(dataset.cases)
     one, other = in_turn(store, cases, 3), in_turn(store, cases, 3)
@@ -160,10 +154,10 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
     assert one.describe(7) == (cases[one.case_index(7)].id, "training sample 7")
 
 
-def test_transforms_do_not_change_the_images_in_memory(prepared: tuple[Dataset, Store]) -> None:
+def test_transforms_do_not_change_the_images_in_memory(prepared):
     dataset, store = prepared
 
-    def brighten(sample: Sample) -> Sample:
+    def brighten(sample):
         sample["image"] += 10
         return sample
 
@@ -176,7 +170,7 @@ def test_transforms_do_not_change_the_images_in_memory(prepared: tuple[Dataset, 
         assert torch.equal(images[n]["label"], plain[n]["label"]) and images[n]["sample"] == n
 
 
-def test_balanced_sampling_draws_each_class_equally_often(prepared: tuple[Dataset, Store]) -> None:
+def test_balanced_sampling_draws_each_class_equally_often(prepared):
     dataset, store = prepared
     groups = [[1, 2, 3, 4, 6, 7, 8, 9], [0, 5], []]
     sampler = balanced(training_cases(dataset.cases, class_indices=groups), foreground_share=0.3)
@@ -190,9 +184,7 @@ def test_balanced_sampling_draws_each_class_equally_often(prepared: tuple[Datase
     assert [other.case_index(n) for n in (99, 3, 50)] == [samples.case_index(n) for n in (99, 3, 50)]
 
 
-def test_memory_and_files_give_the_same_images(
-    prepared: tuple[Dataset, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_and_files_give_the_same_images(prepared, monkeypatch):
     dataset, store = prepared
     in_memory = ImageCases(store, dataset.cases)
     monkeypatch.setattr("medconv.features.image_level.samples._IN_MEMORY", 0)
@@ -205,15 +197,15 @@ def test_memory_and_files_give_the_same_images(
     assert in_memory[3]["case"] == "3" and in_memory[3]["image"].shape == (1, *SIZE)
 
 
-def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
+def module(prepared, **changes):
     dataset, store = prepared
-    settings: dict[str, Any] = {"batch_size": 4, "samples_per_epoch": 8, "num_workers": 0}
+    settings = {"batch_size": 4, "samples_per_epoch": 8, "num_workers": 0}
     return data_module(
         store, dataset.cases[:7], dataset.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes)
     )
 
 
-def test_batches_have_images_values_and_cases(prepared: tuple[Dataset, Store]) -> None:
+def test_batches_have_images_values_and_cases(prepared):
     data = module(prepared)
     first, second = list(data.train_dataloader())
     assert first["image"].shape == (4, 1, *SIZE) and first["image"].dtype == torch.float32
@@ -227,17 +219,17 @@ def test_batches_have_images_values_and_cases(prepared: tuple[Dataset, Store]) -
         torch.testing.assert_close(from_workers[1][key], second[key])
 
 
-def test_each_rank_validates_its_own_cases(prepared: tuple[Dataset, Store]) -> None:
+def test_each_rank_validates_its_own_cases(prepared):
     cases = []
     for rank in range(2):
         data = module(prepared)
         strategy = SimpleNamespace(root_device=torch.device("cpu"))
-        data.trainer = SimpleNamespace(strategy=strategy, global_rank=rank, world_size=2, num_devices=2)  # type: ignore[assignment]
+        data.trainer = SimpleNamespace(strategy=strategy, global_rank=rank, world_size=2, num_devices=2)
         cases.append([case for batch in data.val_dataloader() for case in batch["case"]])
     assert cases == [["7", "9"], ["8"]]
 
 
-def test_augmentation_keeps_values_and_does_not_depend_on_the_batch() -> None:
+def test_augmentation_keeps_values_and_does_not_depend_on_the_batch():
     augment = Augment(1, **LIGHT)
     image, label = torch.randn(5, 2, *SIZE), torch.rand(5, 3)
     augmented = augment({"image": image, "label": label, "sample": torch.arange(5)})
@@ -255,12 +247,12 @@ def test_augmentation_keeps_values_and_does_not_depend_on_the_batch() -> None:
     )
 
 
-def test_fingerprint_leaves_out_the_test_split(tmp_path: Path) -> None:
+def test_fingerprint_leaves_out_the_test_split(tmp_path):
     """Intensities are computed again if the table moves a case to another split."""
     lines = write(tmp_path).read_text().splitlines()
     write_picture(tmp_path / "9.png", np.full((SIZE[1], SIZE[0]), 255, np.uint8))
 
-    def mean(last_split: str) -> float:
+    def mean(last_split):
         splits = ["split", *["train"] * 8, "val", last_split]
         (tmp_path / "splits.csv").write_text("\n".join(map(",".join, zip(lines, splits, strict=True))))
         dataset = csv(tmp_path / "splits.csv", label_columns="label")
@@ -270,7 +262,7 @@ def test_fingerprint_leaves_out_the_test_split(tmp_path: Path) -> None:
     assert mean("test") == pytest.approx(np.mean([pixels(i) for i in range(9)]), abs=1e-3)
 
 
-def test_loader_without_validation_cases_is_empty(prepared: tuple[Dataset, Store]) -> None:
+def test_loader_without_validation_cases_is_empty(prepared):
     """As with `data.fold=all`."""
     data = module(prepared)
     data.split = data.split._replace(val=[])
@@ -278,14 +270,14 @@ def test_loader_without_validation_cases_is_empty(prepared: tuple[Dataset, Store
 
 
 @pytest.mark.parametrize(("cases", "samples"), [(160, 1000), (300, 1500), (10**6, 5000)])
-def test_an_epoch_shows_each_image_five_times_within_limits(cases: int, samples: int) -> None:
+def test_an_epoch_shows_each_image_five_times_within_limits(cases, samples):
     assert samples_per_epoch(cases) == samples
 
 
 IDS = ("a", "b", "c", "d")
 
 
-def test_image_level_classes_take_turns_and_so_do_their_cases() -> None:
+def test_image_level_classes_take_turns_and_so_do_their_cases():
     indices = [[0, 1, 2], [], [3]]
     sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=indices))
     drawn = [sampler.case_index(0, n) for n in range(60)]
@@ -297,7 +289,7 @@ def test_image_level_classes_take_turns_and_so_do_their_cases() -> None:
     assert [backwards.case_index(0, n) for n in reversed(range(60))][::-1] == drawn
 
 
-def test_weights_count_within_an_image_level_class() -> None:
+def test_weights_count_within_an_image_level_class():
     cases = training_cases(cases_of(IDS, [1, 3, 1, 1]), class_indices=[[0, 1], [2, 3]])
     sampler = BalancedImageSampler(cases)
     drawn = Counter(sampler.case_index(0, n) for n in range(400))
@@ -305,6 +297,6 @@ def test_weights_count_within_an_image_level_class() -> None:
     assert drawn[2] == drawn[3] == 100
 
 
-def test_one_image_level_class_is_drawn_alone() -> None:
+def test_one_image_level_class_is_drawn_alone():
     sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=[[], [1, 2]]))
     assert Counter(sampler.case_index(0, n) for n in range(20)) == {1: 10, 2: 10}

@@ -1,6 +1,5 @@
 """medconv/features/image_level/table_targets.py: the kind that labels suggest; `test_csv_table.py` has whole tables."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -22,7 +21,7 @@ PATH = Path("labels.csv")
         ({"grade": ["I", "II", "2.5"]}, "multiclass"),
     ],
 )
-def test_labels_suggest_the_kind(columns: dict[str, list[str]], kind: str) -> None:
+def test_labels_suggest_the_kind(columns, kind):
     labels = list(columns.values())
     assert targets_of_columns(list(columns), labels, None, None, PATH).kind == kind
 
@@ -38,7 +37,7 @@ def test_labels_suggest_the_kind(columns: dict[str, list[str]], kind: str) -> No
         ((10, 20), False),
     ],
 )
-def test_whole_numbers_that_may_be_no_classes_are_asked_about(numbers: Sequence[int], is_asked: bool) -> None:
+def test_whole_numbers_that_may_be_no_classes_are_asked_about(numbers, is_asked):
     labels = [str(number) for number in numbers]
     expected = (
         rf"column 'age' holds {len(labels)} different whole numbers from .*, which may be classes or numbers"
@@ -48,12 +47,12 @@ def test_whole_numbers_that_may_be_no_classes_are_asked_about(numbers: Sequence[
     assert targets_of_columns(["age"], [labels], "ordinal", None, PATH).kind == "ordinal"
 
 
-def test_several_names_for_one_column_are_classes() -> None:
+def test_several_names_for_one_column_are_classes():
     targets = targets_of_columns(["grade"], [["1", "1.5"]], None, ["1", "1.5"], PATH)
     assert targets.kind == "multiclass"
 
 
-def test_an_error_names_the_table() -> None:
+def test_an_error_names_the_table():
     with pytest.raises(ValueError, match=r"labels\.csv: column 'age' holds numbers with a decimal comma"):
         targets_of_columns(["age"], [["1,5", "2,5"]], None, None, PATH)
     numbers = [str(number) for number in range(21)]

@@ -1,9 +1,6 @@
 """medconv/features/image_level/tables.py: tables of predictions and labels, and mistakes in them."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +15,11 @@ from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.output import OutputTable
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 
 
 @pytest.mark.parametrize("kind", [MulticlassTargets, MultilabelTargets])
-def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[ImageLevelTargets]) -> None:
+def test_classes_named_like_columns_are_read_back(tmp_path, kind):
     """`predict` renames columns of classes that are called `case` or `predicted`."""
     targets = kind(("case", "control", "predicted"))
     outputs = np.array([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]])
@@ -43,7 +39,7 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
         assert tables.read_truth(labels, targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
-def test_a_case_of_which_some_findings_are_known_is_evaluated(tmp_path: Path) -> None:
+def test_a_case_of_which_some_findings_are_known_is_evaluated(tmp_path):
     predictions = write_table(
         tmp_path / "p.csv", ["case", "x", "y"], *[[f"{i}", 0.1 * i, 1 - 0.2 * i] for i in range(5)]
     )
@@ -58,7 +54,7 @@ def test_a_case_of_which_some_findings_are_known_is_evaluated(tmp_path: Path) ->
     assert "NaN" not in json.dumps(result)
 
 
-def test_ids_and_classes_that_look_like_formulas_are_read_back(tmp_path: Path) -> None:
+def test_ids_and_classes_that_look_like_formulas_are_read_back(tmp_path):
     targets = MulticlassTargets(("=cmd", "-low"))
     (tmp_path / "a.png").touch()
     cases = [Case(name, (tmp_path / "a.png",)) for name in ("=1+1", "@x", "-7", "+plus")]
@@ -77,7 +73,7 @@ def test_ids_and_classes_that_look_like_formulas_are_read_back(tmp_path: Path) -
     assert list(table.outputs) == ["=1+1", "@x", "-7", "+plus"]
 
 
-def test_words_for_no_value_are_no_label_unless_they_are_a_class(tmp_path: Path) -> None:
+def test_words_for_no_value_are_no_label_unless_they_are_a_class(tmp_path):
     labels = write_table(tmp_path / "l.csv", ["case", "label"], ["x", "a"], ["y", "NA"], ["z", "None"])
     truth = tables.read_truth(labels, MulticlassTargets(("a", "None")))
     assert truth.values == {"x": (0,), "z": (1,)}
@@ -86,7 +82,7 @@ def test_words_for_no_value_are_no_label_unless_they_are_a_class(tmp_path: Path)
 
 HEADER = ["case", "predicted", "cat", "dog"]
 RECORD = '{"targets": {"kind": "multiclass", "names": ["a", "b"]}}'
-FAULTS: dict[str, Callable[[Path, Path], Any]] = {
+FAULTS = {
     r"predictions .*predictions.csv: no such file, expected a table \(CSV\)": lambda p, q: p.unlink(),
     "no column 'case', expected a table as medconv predict writes it": lambda p, q: write_table(
         p, ["name", "x"], ["a", 1]
@@ -112,14 +108,14 @@ FAULTS: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("message", FAULTS)
-def test_faulty_tables_are_refused_with_the_row(tmp_path: Path, message: str) -> None:
+def test_faulty_tables_are_refused_with_the_row(tmp_path, message):
     predictions, labels, _, _ = write_tables(tmp_path)
     FAULTS[message](predictions, labels)
     with pytest.raises(ValueError, match=message):
         evaluate(predictions, labels)
 
 
-def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_rows_is_refused(tmp_path):
     predictions, labels, _, _ = write_tables(tmp_path)
     with pytest.raises(ValueError, match="no row whose column 'split' is val"):
         evaluate(predictions, labels, split="val")
@@ -127,7 +123,7 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
         evaluate(predictions, labels, split="val", split_column="fold")
 
 
-def test_a_table_beside_label_maps_says_itself_what_it_holds(tmp_path: Path) -> None:
+def test_a_table_beside_label_maps_says_itself_what_it_holds(tmp_path):
     predictions, *_ = write_tables(tmp_path)
     manifest = tmp_path / "prediction.json"
     manifest.write_text(json.dumps({"targets": LabelMapTargets.of_classes(["rest", "a"]).plain()}))
@@ -144,9 +140,7 @@ def test_a_table_beside_label_maps_says_itself_what_it_holds(tmp_path: Path) -> 
         (RegressionTargets(("age",)), (41.5,), ["41.5"]),
     ],
 )
-def test_the_table_has_a_column_for_each_image_level_target(
-    targets: ImageLevelTargets, labels: tuple[float, ...], cells: list[str]
-) -> None:
+def test_the_table_has_a_column_for_each_image_level_target(targets, labels, cells):
     """A case without a label has dashes."""
     names = targets.names
     cases = (Case("a", (), values=labels), Case("b", ()))

@@ -1,7 +1,6 @@
 """medconv/features/image_level/targets.py: values of cases, outputs of networks, and content of files."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,11 +37,11 @@ FOLDS = [
         (NUMBERS, [1.0, float("nan")], "expected finite numbers, got [1.0, nan]"),
     ],
 )
-def test_values_of_a_case_fit_the_kind(targets: ImageLevelTargets, values: list[float], reason: str) -> None:
+def test_values_of_a_case_fit_the_kind(targets, values, reason):
     assert targets.invalid_reason(values) == reason
 
 
-def test_decode_gives_probabilities_or_numbers() -> None:
+def test_decode_gives_probabilities_or_numbers():
     logits = torch.tensor([[0.0, 1.0, -2.0], [3.0, 3.0, 3.0]], dtype=torch.bfloat16)
     probabilities = CLASSES.decode(logits)
     torch.testing.assert_close(
@@ -53,7 +52,7 @@ def test_decode_gives_probabilities_or_numbers() -> None:
 
 
 @pytest.mark.parametrize("targets", [CLASSES, FINDINGS, NUMBERS])
-def test_targets_return_from_a_file(targets: ImageLevelTargets) -> None:
+def test_targets_return_from_a_file(targets):
     assert ImageLevelTargets.from_plain(targets.plain()) == Targets.from_plain(targets.plain()) == targets
 
 
@@ -69,12 +68,12 @@ def test_targets_return_from_a_file(targets: ImageLevelTargets) -> None:
         ({"kind": "regression", "names": ["a", "a"]}, "class names must differ from each other"),
     ],
 )
-def test_invalid_content_of_a_file_is_refused(content: Any, message: str) -> None:
+def test_invalid_content_of_a_file_is_refused(content, message):
     with pytest.raises(ValueError, match=message):
         ImageLevelTargets.from_plain(content)
 
 
-def test_folds_are_scored_together_and_by_their_means() -> None:
+def test_folds_are_scored_together_and_by_their_means():
     scores = AGE.scores.over_folds(FOLDS)
     assert scores["mean"]["mae"] == pytest.approx((1 + 2 + 6) / 3)
     assert scores["mean_of_folds"]["mae"] == pytest.approx((1.5 + 6) / 2)
@@ -84,11 +83,11 @@ def test_folds_are_scored_together_and_by_their_means() -> None:
     assert (lines["95 % from"][0], lines["95 % to"][0]) == (low, high)
 
 
-def test_cells_of_a_case_name_truth_and_output() -> None:
+def test_cells_of_a_case_name_truth_and_output():
     assert AGE.scores.case_cells(FOLDS[0]["a"]) == {"truth/age": 40.0, "output/age": 41.0}
 
 
-def test_only_classes_and_labels_are_calibrated() -> None:
+def test_only_classes_and_labels_are_calibrated():
     calibrated = [name for name, kind in all_kinds().items() if kind.calibrated]
     assert sorted(calibrated) == ["multiclass", "multilabel"]
     assert all(issubclass(all_kinds()[name], ImageLevelTargets) for name in calibrated)
@@ -96,7 +95,7 @@ def test_only_classes_and_labels_are_calibrated() -> None:
     assert AGE.scores.temperature(rows) is None
 
 
-def test_the_summary_of_a_classifier_has_its_monitored_metric_and_a_table_of_folds_has_not() -> None:
+def test_the_summary_of_a_classifier_has_its_monitored_metric_and_a_table_of_folds_has_not():
     targets = MulticlassTargets(("a", "b"))
     rows = {"x": {"outputs": [0.9, 0.1], "values": [0.0]}, "y": {"outputs": [0.4, 0.6], "values": [1.0]}}
     summary = targets.scores.summary(rows)
@@ -107,7 +106,7 @@ def test_the_summary_of_a_classifier_has_its_monitored_metric_and_a_table_of_fol
     assert columns == list(targets.metric_names) and len(lines[0][1]) == len(columns)
 
 
-def test_columns_name_the_numbers() -> None:
+def test_columns_name_the_numbers():
     assert RegressionTargets.from_columns(["age", "weight"], [], None).names == ("age", "weight")
     assert RegressionTargets.from_columns(["age"], [], ["years"]).names == ("years",)
     with pytest.raises(ValueError, match=r"class_names needs a name for each of age, weight, got \['a'\]"):
@@ -115,12 +114,12 @@ def test_columns_name_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("cell", ["", "old", "nan", "inf"])
-def test_a_cell_without_a_finite_number_is_named(cell: str) -> None:
+def test_a_cell_without_a_finite_number_is_named(cell):
     with pytest.raises(ValueError, match=f"column 'age' must hold a finite number, got '{cell}'"):
         RegressionTargets(("age",)).parse({"age": cell})
 
 
-def test_labels_are_0_or_1() -> None:
+def test_labels_are_0_or_1():
     assert MultilabelTargets(("x", "y")).parse({"x": "1", "y": "0.0"}) == (1.0, 0.0)
     with pytest.raises(
         ValueError, match=r"column 'x' must hold 0 or 1, or .* not known, got '2'; target_type=regression"
@@ -128,14 +127,14 @@ def test_labels_are_0_or_1() -> None:
         MultilabelTargets(("x",)).parse({"x": "2"})
 
 
-def case(name: str, value: float = 0, split: str = "", group: str = "") -> Case:
+def case(name, value=0, split="", group=""):
     return Case(name, (Path(name),), values=(value,), group=group, split=split)
 
 
 REMEDY = "another fold"
 
 
-def test_class_without_an_example_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_class_without_an_example_is_an_error(caplog):
     image_targets = MulticlassTargets(("no", "yes"))
     check_examples(
         DataSplit([case("a", 0), case("b", 1)], [case("c", 0), case("d", 1)], []), image_targets, REMEDY

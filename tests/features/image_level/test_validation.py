@@ -1,9 +1,6 @@
 """medconv/features/image_level/validation.py: what a validation returns and logs for each kind of targets."""
 
-from __future__ import annotations
-
 from itertools import product
-from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -15,16 +12,15 @@ from torch.utils.data import DataLoader, default_collate
 from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.mixup import Mixup
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.training.task import Task
 
 
-def rows_of(module: Task) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(module):
     assert isinstance(module.targets, ImageLevelTargets)
     return module.targets.arrays(list(module.rows.values()))
 
 
 @pytest.mark.parametrize("image_targets", [CLASSES, FINDINGS], ids=["multiclass", "multilabel"])
-def test_classes_and_labels_are_learned(image_targets: ImageLevelTargets) -> None:
+def test_classes_and_labels_are_learned(image_targets):
     module = task(image_targets)
     trainer = fit(module, 40)
     scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -35,7 +31,7 @@ def test_classes_and_labels_are_learned(image_targets: ImageLevelTargets) -> Non
         assert len(row["outputs"]) == image_targets.num_outputs and all(0 <= p <= 1 for p in row["outputs"])
     outputs, truth = rows_of(module)
     assert image_level.measure(image_targets, outputs, truth)["auc"] == pytest.approx(scores["val/auc"])
-    checkpoint: dict = {}
+    checkpoint = {}
     module.on_save_checkpoint(checkpoint)
     assert checkpoint["medconv"] == {
         "of": "a test",
@@ -44,7 +40,7 @@ def test_classes_and_labels_are_learned(image_targets: ImageLevelTargets) -> Non
     }
 
 
-def test_regression_learns_in_the_units_of_the_labels() -> None:
+def test_regression_learns_in_the_units_of_the_labels():
     module = task(NUMBERS)
     trainer = fit(module, 60)
     outputs, truth = rows_of(module)
@@ -53,7 +49,7 @@ def test_regression_learns_in_the_units_of_the_labels() -> None:
     assert float(trainer.callback_metrics["val/mae"]) == pytest.approx(errors.mean(), rel=1e-4)
 
 
-def test_validation_cross_entropy_is_that_of_the_outputs() -> None:
+def test_validation_cross_entropy_is_that_of_the_outputs():
     module = task(FINDINGS)
     trainer = fit(module, 1)
     outputs, truth = rows_of(module)
@@ -64,7 +60,7 @@ def test_validation_cross_entropy_is_that_of_the_outputs() -> None:
 
 
 @pytest.mark.parametrize("image_targets", [CLASSES, FINDINGS], ids=["multiclass", "multilabel"])
-def test_answers_are_those_at_the_temperature_of_the_validation(image_targets: ImageLevelTargets) -> None:
+def test_answers_are_those_at_the_temperature_of_the_validation(image_targets):
     """An overconfident network, one of another scale: the same answers, at another temperature."""
     modules = [task(image_targets) for _ in range(2)]
     for module, scale in zip(modules, (1, 2), strict=True):
@@ -87,19 +83,19 @@ def test_answers_are_those_at_the_temperature_of_the_validation(image_targets: I
     assert rows_of(less)[0] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_validation_that_is_stopped_leaves_the_rows_of_the_last_one() -> None:
+def test_a_validation_that_is_stopped_leaves_the_rows_of_the_last_one():
     module = task(CLASSES)
     fit(module, 6)
     rows = dict(module.rows)
     module.on_validation_epoch_start()
     cases = [Images(CLASSES, 30, named=True)[number] for number in range(8)]
     module.validation_step(default_collate(cases), 0)
-    checkpoint: dict = {}
+    checkpoint = {}
     module.on_save_checkpoint(checkpoint)
     assert checkpoint["medconv"]["validation"] == rows and len(rows) == 30
 
 
-def test_test_cases_are_answered_at_the_temperature_of_the_checkpoint() -> None:
+def test_test_cases_are_answered_at_the_temperature_of_the_checkpoint():
     """Which is that of its validation cases, whatever the test cases are."""
     module = task(CLASSES)
     fit(module, 6)
@@ -112,7 +108,7 @@ def test_test_cases_are_answered_at_the_temperature_of_the_checkpoint() -> None:
     assert rows_of(module)[0] == pytest.approx((logits / 3).softmax(-1).numpy(), abs=1e-5)
 
 
-def test_mirroring_averages_probabilities() -> None:
+def test_mirroring_averages_probabilities():
     module = task(FINDINGS, mirror_axes=(0, 1)).eval()
     batch = default_collate([Images(FINDINGS, 5, named=True)[i] for i in range(5)])
     with torch.no_grad():
@@ -125,7 +121,7 @@ def test_mirroring_averages_probabilities() -> None:
     assert outputs.shape == (5, 2)
 
 
-def test_training_with_mixup_learns_and_gives_the_same_loss_again(tmp_path: Path) -> None:
+def test_training_with_mixup_learns_and_gives_the_same_loss_again(tmp_path):
     module = task(CLASSES, mixup=Mixup(0.3, 4))
     batch = default_collate([Images(CLASSES, 8, named=False)[i] for i in range(8)])
     with torch.no_grad():

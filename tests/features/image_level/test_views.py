@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import nn
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.image_level.views import ImageLevelViews
 
 CLASSES = MulticlassTargets(("a", "b"))
@@ -30,7 +28,7 @@ VALUES = RegressionTargets(("age", "volume"))
         (VALUES, [61.234567, 900.0], "age 61.23, volume 900"),
     ],
 )
-def test_labels_as_text(image_targets: ImageLevelTargets, values: Sequence[float], text: str) -> None:
+def test_labels_as_text(image_targets, values, text):
     assert image_targets.label_text(values) == text
 
 
@@ -43,18 +41,18 @@ def test_labels_as_text(image_targets: ImageLevelTargets, values: Sequence[float
         (VALUES, [61.234567, 900.0], "age 61.23, volume 900"),
     ],
 )
-def test_predictions_as_text(image_targets: ImageLevelTargets, outputs: Sequence[float], text: str) -> None:
+def test_predictions_as_text(image_targets, outputs, text):
     assert image_targets.prediction_text(outputs) == text
 
 
-def test_the_table_has_scores_and_the_cases_of_each_class() -> None:
+def test_the_table_has_scores_and_the_cases_of_each_class():
     outputs = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     lines = CLASSES.scores.text(outputs, np.array([[0.0], [0.0], [1.0]])).splitlines()
     assert lines[0] == "3 cases, multiclass" and "| accuracy | 1.0000 |" in lines
     assert lines[-2:] == ["| a | 2 |", "| b | 1 |"]
 
 
-def batch(*cases: str) -> dict:
+def batch(*cases):
     return {
         "image": torch.randn(len(cases), 1, 8, 8),
         "label": torch.zeros(len(cases), 2),
@@ -62,7 +60,7 @@ def batch(*cases: str) -> dict:
     }
 
 
-def test_the_worst_cases_of_all_batches_are_kept() -> None:
+def test_the_worst_cases_of_all_batches_are_kept():
     targets = RegressionTargets(("age", "volume"), (0.0, 0.0), (1.0, 1.0))
     views = ImageLevelViews(targets, 2, (1.0, 1.0))
     views.validated(batch("x", "y"), {"outputs": torch.tensor([[1.0, 1.0], [3.0, 3.0]])})
@@ -93,7 +91,7 @@ class Uncopied(Pooled):
         raise AssertionError
 
 
-def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_network_that_cannot_be_copied_is_a_warning(caplog):
     views = ImageLevelViews(CLASSES, 1, (1.0, 1.0))
     two = {**batch("x", "y"), "label": torch.tensor([[0.0], [1.0]])}
     views.validated(two, {"outputs": torch.tensor([[0.9, 0.1], [0.7, 0.3]])})

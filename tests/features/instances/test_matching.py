@@ -6,7 +6,7 @@ import pytest
 from medconv.features.instances.matching import THRESHOLDS, means_of, row_of, scores_of
 
 
-def a_case() -> tuple[np.ndarray, np.ndarray]:
+def a_case():
     """A prediction with one object of IoU 1, one of 0.6, and a wrong one; the reference misses none of 3."""
     reference = np.zeros((10, 10), np.int16)
     reference[0:2, 0:5] = 1
@@ -19,7 +19,7 @@ def a_case() -> tuple[np.ndarray, np.ndarray]:
     return prediction, reference
 
 
-def test_a_case_by_hand() -> None:
+def test_a_case_by_hand():
     row = row_of(*a_case())
     assert row["reference"] == 3
     assert row["predicted"] == 3
@@ -33,17 +33,17 @@ def test_a_case_by_hand() -> None:
     assert scores["dice"] == pytest.approx(2 * 16 / (25 + 30))
 
 
-def test_a_case_without_objects_is_undefined() -> None:
+def test_a_case_without_objects_is_undefined():
     empty = np.zeros((4, 4), np.int16)
     assert set(scores_of(row_of(empty, empty)).values()) == {None}
 
 
-def test_a_wrong_object_in_an_empty_image_counts() -> None:
+def test_a_wrong_object_in_an_empty_image_counts():
     prediction = np.eye(4, dtype=np.int16)
     assert scores_of(row_of(prediction, np.zeros_like(prediction)))["ap"] == 0
 
 
-def test_means_are_over_cases_with_objects() -> None:
+def test_means_are_over_cases_with_objects():
     empty = np.zeros((4, 4), np.int16)
     prediction, reference = a_case()
     means = means_of([row_of(prediction, reference), row_of(reference, reference), row_of(empty, empty)])

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from medconv.features.instances.targets import InstanceTargets
 from medconv.utils import checkpoint_io
 
 
-def words(root: Path, folder: str, *more: str) -> list[str]:
+def words(root, folder, *more):
     """Of a run on the discs in a folder."""
     return [
         "data=instances",
@@ -33,7 +31,7 @@ def words(root: Path, folder: str, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """The discs, and a run on them."""
     root = write_discs(tmp_path_factory.mktemp("objects"))
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def predictions(root: Path) -> Path:
+def predictions(root):
     with pytest.MonkeyPatch.context() as patch:
         best = root / "run/checkpoints/best.ckpt"
         arguments = ("--checkpoint", best, "--input", root / "images", "--output", root / "predicted")
@@ -58,7 +56,7 @@ def predictions(root: Path) -> Path:
     return root / "predicted"
 
 
-def test_the_store_has_classes_and_validation_objects(root: Path) -> None:
+def test_the_store_has_classes_and_validation_objects(root):
     summary = json.loads((root / "run/summary.json").read_text())
     assert 0 <= summary["val/ap"] <= summary["val/ap50"] <= 1
     assert summary["score"]["name"] == "val/ap"
@@ -68,7 +66,7 @@ def test_the_store_has_classes_and_validation_objects(root: Path) -> None:
     assert (stored == 1).sum() == (classes_of(discs()) == 1).sum()
 
 
-def test_pictures_are_logged(root: Path) -> None:
+def test_pictures_are_logged(root):
     events = EventAccumulator(str(root / "run/tensorboard"), size_guidance={"images": 0})
     events.Reload()
     tags = events.Tags()["images"]
@@ -76,7 +74,7 @@ def test_pictures_are_logged(root: Path) -> None:
     assert any(tag.startswith("images/train/sample") for tag in tags)
 
 
-def test_predictions_have_a_value_for_each_object(root: Path, predictions: Path) -> None:
+def test_predictions_have_a_value_for_each_object(root, predictions):
     objects = np.asarray(Image.open(predictions / "case_0.png"))
     assert sorted(np.unique(objects)) == list(range(int(objects.max()) + 1))
     assert objects.max() > 2
@@ -84,7 +82,7 @@ def test_predictions_have_a_value_for_each_object(root: Path, predictions: Path)
     np.testing.assert_array_equal(answer[..., 0].T, objects)
 
 
-def test_an_evaluation_of_folders(root: Path, predictions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_of_folders(root, predictions, monkeypatch):
     """The table, the files and the page, compared with a copy whose objects are one."""
     merged = shutil.copytree(predictions, root / "merged")
     for path in merged.glob("*.png"):
@@ -101,13 +99,13 @@ def test_an_evaluation_of_folders(root: Path, predictions: Path, monkeypatch: py
     assert table.mean["ap50"] == result["mean"]["ap50"]
 
 
-def test_a_line_by_hand_is_a_manifest_of_foreign_predictions(root: Path, tmp_path: Path) -> None:
+def test_a_line_by_hand_is_a_manifest_of_foreign_predictions(root, tmp_path):
     shutil.copytree(root / "objects", tmp_path / "foreign")
     (tmp_path / "foreign/prediction.json").write_text('{"targets": {"kind": "instances"}}')
     assert medconv.evaluate(tmp_path / "foreign", root / "objects").mean["ap"] == 1
 
 
-def test_a_resumed_run_ends_with_the_same_scores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_ends_with_the_same_scores(root, monkeypatch):
     constant = ["scheduler=constant", "weight_averaging=none", "schedule.patch=whole"]
     whole = words(root, "whole", *constant)
     half = words(root, "half", *constant, "trainer.max_steps=2")
@@ -120,9 +118,7 @@ def test_a_resumed_run_ends_with_the_same_scores(root: Path, monkeypatch: pytest
     assert last[0]["validation"] == last[1]["validation"]
 
 
-def test_an_export_equals_its_network_and_says_how_objects_follow(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_equals_its_network_and_says_how_objects_follow(root, monkeypatch):
     best = root / "run/checkpoints/best.ckpt"
     options = ("--checkpoint", best, "--format", "torchscript", "--output", root / "network.ts")
     assert tiny.call(monkeypatch, "export", *options, "--case", root / "images/case_0.png") == 0
@@ -132,12 +128,12 @@ def test_an_export_equals_its_network_and_says_how_objects_follow(
     assert "watershed" in metadata["outputs"]["decode"]
 
 
-def a_mask(root: Path) -> None:
+def a_mask(root):
     for path in (root / "objects").glob("*.png"):
         Image.fromarray((np.asarray(Image.open(path)) > 0).astype(np.uint8)).save(path)
 
 
-def a_large_value(root: Path) -> None:
+def a_large_value(root):
     objects = np.asarray(Image.open(root / "objects/case_0.png")).copy()
     objects[objects == 1] = 40_000
     Image.fromarray(objects).save(root / "objects/case_0.png")
@@ -159,15 +155,7 @@ def a_large_value(root: Path) -> None:
         (None, ["data.labels=nothing"], 1, "nothing"),
     ],
 )
-def test_what_is_wrong_with_the_data_is_said(
-    tmp_path: Path,
-    capfd: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Any,
-    more: list[str],
-    code: int,
-    text: str,
-) -> None:
+def test_what_is_wrong_with_the_data_is_said(tmp_path, capfd, monkeypatch, spoil, more, code, text):
     root = write_discs(tmp_path / "data")
     if spoil is not None:
         spoil(root)
@@ -176,7 +164,7 @@ def test_what_is_wrong_with_the_data_is_said(
     assert text in "".join(capfd.readouterr())
 
 
-def test_options_for_classes_are_refused(root: Path, predictions: Path, capfd: Any) -> None:
+def test_options_for_classes_are_refused(root, predictions, capfd):
     with pytest.MonkeyPatch.context() as patch:
         best = root / "run/checkpoints/best.ckpt"
         arguments = (

@@ -10,11 +10,11 @@ from medconv.targets import Targets
 TARGETS = InstanceTargets()
 
 
-def test_targets_survive_a_checkpoint() -> None:
+def test_targets_survive_a_checkpoint():
     assert Targets.from_plain(TARGETS.plain()) == TARGETS
 
 
-def test_scores_over_folds_are_over_all_cases_and_over_the_means_of_folds() -> None:
+def test_scores_over_folds_are_over_all_cases_and_over_the_means_of_folds():
     right = TARGETS.dice(discs(), discs())
     half = TARGETS.dice(np.where(discs() > 2, 0, discs()), discs())
     folds = [{"a": right, "b": right}, {"c": half}]

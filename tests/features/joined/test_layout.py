@@ -1,8 +1,5 @@
 """medconv/features/joined/layout.py: datasets with labels of their own, by the names of their classes."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from helpers.volumes import (
@@ -25,7 +22,7 @@ from medconv.features.joined.layout import joined
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> dict[str, dict[str, Any]]:
+def two(tmp_path):
     """`one` has big and small; `two` has a vessel as 1, small as 2 and unlabelled voxels as 9."""
     write_msd(tmp_path / "one", 2)
     other = edit_json(
@@ -40,7 +37,7 @@ def two(tmp_path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_a_class_in_two_spellings_is_an_error(two: dict[str, Any]) -> None:
+def test_a_class_in_two_spellings_is_an_error(two):
     del two["two"]["rename"]
     with pytest.raises(
         ValueError, match="entries: classes that differ in their .*: small and Small; `rename`"
@@ -48,7 +45,7 @@ def test_a_class_in_two_spellings_is_an_error(two: dict[str, Any]) -> None:
         joined(two)
 
 
-def test_classes_are_joined_by_name_and_cases_annotate_their_own(two: dict[str, Any], tmp_path: Path) -> None:
+def test_classes_are_joined_by_name_and_cases_annotate_their_own(two, tmp_path):
     dataset = joined(two)
     assert dataset.name == "one_two" and dataset.class_names == ("background", "big", "small", "vessel")
     assert dataset.targets.ignore == 9
@@ -69,21 +66,21 @@ def test_classes_are_joined_by_name_and_cases_annotate_their_own(two: dict[str, 
     np.testing.assert_array_equal(store.read("two_case_1").label, expected)
 
 
-def test_groups_and_folds_know_the_joined_cases(two: dict[str, Any]) -> None:
+def test_groups_and_folds_know_the_joined_cases(two):
     cases = grouped(joined(two).cases, r"_(case_\d)")
     assert [case.group for case in cases] == ["case_0", "case_1", "case_0", "case_1", "case_2"]
     split = split_cases(cases, 0, 3)
     assert len(split.train) + len(split.val) == 5
 
 
-def test_datasets_with_the_same_classes_lack_no_labels(two: dict[str, Any], tmp_path: Path) -> None:
+def test_datasets_with_the_same_classes_lack_no_labels(two, tmp_path):
     again = {"layout": "folder", "images": f"{tmp_path}/one/imagesTr", "labels": f"{tmp_path}/one/labelsTr"}
-    again["class_names"] = ["bg", "big", "small"]  # type: ignore[assignment]
+    again["class_names"] = ["bg", "big", "small"]
     dataset = joined({"one": two["one"], "again": again})
     assert len(dataset.cases) == 4 and all(c.annotated is c.relabel is None for c in dataset.cases)
 
 
-def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two: dict[str, Any]) -> None:
+def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two):
     """3 is a class of the joined ones, but not of this one."""
     (case,) = (case for case in joined(two).cases if case.id == "two_case_0")
     save(case.files[1], label_array(0) + 1, AFFINE)
@@ -104,7 +101,7 @@ def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two: dict[str
         ({"two": {"rename": {"Small": "vessel"}}}, "entries.two: every class needs a name of its own"),
     ],
 )
-def test_a_wrong_entry_is_named(two: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+def test_a_wrong_entry_is_named(two, changes, words):
     for name, change in changes.items():
         renames = isinstance(change, dict) and set(change) == {"rename"}
         two[name] = {**two[name], **change} if renames else change
@@ -112,7 +109,7 @@ def test_a_wrong_entry_is_named(two: dict[str, Any], changes: dict[str, Any], wo
         joined(two)
 
 
-def test_another_order_of_channels_is_refused(tmp_path: Path) -> None:
+def test_another_order_of_channels_is_refused(tmp_path):
     roots = [write_nnunet(tmp_path / name) for name in ("a", "b")]
     edit_json(roots[1], channel_names={"0": "FLAIR", "1": "T1"})
     entries = {root.name: {"layout": "nnunet", "root": str(root)} for root in roots}
@@ -122,7 +119,7 @@ def test_another_order_of_channels_is_refused(tmp_path: Path) -> None:
         joined(entries)
 
 
-def test_what_cannot_be_joined_is_refused(two: dict[str, Any], tmp_path: Path) -> None:
+def test_what_cannot_be_joined_is_refused(two, tmp_path):
     with pytest.raises(ValueError, match="entries=None: expected at least two datasets"):
         joined(None)
     channels = {"layout": "nnunet", "root": str(write_nnunet(tmp_path / "more"))}
@@ -138,13 +135,13 @@ def test_what_cannot_be_joined_is_refused(two: dict[str, Any], tmp_path: Path) -
         joined(two).with_targets(regions=None, regions_order=None, ignore_label=12)
 
 
-def test_several_values_to_ignore_of_all_classes_in_order_are_read(two: dict[str, Any]) -> None:
+def test_several_values_to_ignore_of_all_classes_in_order_are_read(two):
     entries = {name: {**two["one"], "ignore_label": [3, 9]} for name in ("one", "again")}
     relabel = joined(entries).cases[0].relabel
     assert relabel is not None and dict(relabel)[9] == dict(relabel)[3] == 3
 
 
-def test_entries_may_have_several_values_to_ignore(two: dict[str, Any]) -> None:
+def test_entries_may_have_several_values_to_ignore(two):
     two["one"]["ignore_label"] = [7, 8]
     case = joined(two).cases[0]
     label = label_array(0)

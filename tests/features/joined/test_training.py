@@ -1,7 +1,6 @@
 """Training on two datasets of which one lacks a class, as a user does: loaders, loss, Dice, summary, prediction."""
 
 import json
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -15,7 +14,7 @@ from medconv.utils import checkpoint_io
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both(tmp_path_factory):
     """A folder of options with data=both: `a` has box and hole, `b` has only Hole, as value 1."""
     root = tmp_path_factory.mktemp("joined")
     tiny.write_dataset(root / "a", 5)
@@ -31,9 +30,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "options"
 
 
-def test_a_dataset_that_lacks_a_class_is_no_reference_for_it(
-    both: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dataset_that_lacks_a_class_is_no_reference_for_it(both, tmp_path, caplog):
     overrides = [
         f"hydra.searchpath=[file://{both}]",
         "data=both",

@@ -1,13 +1,9 @@
 """medconv/features/joint: a label map and a value of each image, from table and files to both scores."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -20,7 +16,6 @@ from medconv.features.image_level.losses import CrossEntropy
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.joint.layout import joint
 from medconv.features.joint.losses import JointLoss
 from medconv.features.joint.targets import JointTargets
@@ -38,7 +33,7 @@ CLASSES = MulticlassTargets(("large", "small"))
 NUMBERS = RegressionTargets(("age",), (60.0,), (10.0,))
 
 
-def write_cases(root: Path) -> Path:
+def write_cases(root):
     """A bright box in each volume, `small` or `large`; the last case is in no row of the table."""
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
@@ -59,7 +54,7 @@ def write_cases(root: Path) -> Path:
     return root
 
 
-def words(root: Path, folder: str, *more: str) -> list[str]:
+def words(root, folder, *more):
     """Of a run on these cases."""
     given = {each.split("=")[0] for each in more}
     return [
@@ -79,7 +74,7 @@ def words(root: Path, folder: str, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """The cases, and a run on them."""
     root = write_cases(tmp_path_factory.mktemp("joint"))
     tiny.trained(*words(root, "run", "trainer.max_steps=60", "model.channels=[8,16]", "callbacks=default"))
@@ -87,19 +82,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def predictions(root: Path) -> Path:
+def predictions(root):
     with pytest.MonkeyPatch.context() as patch:
         arguments = ("--checkpoint", root / "run", "--input", root / "images", "--output", root / "predicted")
         assert tiny.call(patch, "predict", *arguments) == DONE
     return root / "predicted"
 
 
-def rows_of(table: Path) -> dict[str, dict[str, str]]:
+def rows_of(table):
     with table.open(newline="") as file:
         return {row["case"]: row for row in csv.DictReader(file)}
 
 
-def test_a_run_learns_both_and_ranks_by_dice(root: Path) -> None:
+def test_a_run_learns_both_and_ranks_by_dice(root):
     summary = json.loads((root / "run/summary.json").read_text())
     assert summary["score"]["name"] == "val/dice"
     assert summary["val/dice"] > 0.6
@@ -109,13 +104,13 @@ def test_a_run_learns_both_and_ranks_by_dice(root: Path) -> None:
     assert tiny.logged(root / "run", "val/value/accuracy")
 
 
-def test_pictures_have_the_values_and_their_plots(root: Path) -> None:
+def test_pictures_have_the_values_and_their_plots(root):
     tags = small_runs.image_tags(root / "run")
     assert any(tag.startswith("images/val/case") for tag in tags)
     assert "images/val/value_confusion" in tags
 
 
-def test_predictions_are_label_maps_and_a_table(root: Path, predictions: Path) -> None:
+def test_predictions_are_label_maps_and_a_table(root, predictions):
     rows = rows_of(predictions / "predictions.csv")
     assert list(rows) == [f"case{number:02}" for number in range(CASES)]
     assert list(rows["case00"]) == ["case", "predicted", "large", "small"]
@@ -127,9 +122,7 @@ def test_predictions_are_label_maps_and_a_table(root: Path, predictions: Path) -
         assert written == pytest.approx(row["outputs"], abs=1e-4)
 
 
-def test_a_stopped_prediction_goes_on_with_a_whole_table(
-    root: Path, predictions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_prediction_goes_on_with_a_whole_table(root, predictions, monkeypatch):
     table = (predictions / "predictions.csv").read_text()
     (predictions / "case03.nii.gz").unlink()
     (predictions / "values/case03.json").unlink()
@@ -138,9 +131,7 @@ def test_a_stopped_prediction_goes_on_with_a_whole_table(
     assert (predictions / "predictions.csv").read_text() == table
 
 
-def test_both_are_evaluated_at_once(
-    root: Path, predictions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_both_are_evaluated_at_once(root, predictions, tmp_path, monkeypatch, capsys):
     labels = tmp_path / "labels.csv"
     labels.write_text((root / "values.csv").read_text() + f"\ncase{CASES - 1},,")
     output = tmp_path / "scores.json"
@@ -165,7 +156,7 @@ def test_both_are_evaluated_at_once(
     assert "predictions.csv: no such file" in capsys.readouterr().err
 
 
-def test_a_resumed_run_ends_with_the_same_scores(root: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_scores(root):
     constant = [
         "scheduler=constant",
         "weight_averaging=none",
@@ -180,7 +171,7 @@ def test_a_resumed_run_ends_with_the_same_scores(root: Path) -> None:
     assert last[0]["medconv"]["validation"] == last[1]["medconv"]["validation"]
 
 
-def test_an_export_equals_its_network(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_equals_its_network(root, monkeypatch):
     options = ("--checkpoint", root / "run", "--format", "torchscript", "--output", root / "network.ts")
     assert tiny.call(monkeypatch, "export", *options, "--case", root / "images/case01.nii.gz") == DONE
     metadata = json.loads((root / "network.ts.json").read_text())
@@ -189,7 +180,7 @@ def test_an_export_equals_its_network(root: Path, monkeypatch: pytest.MonkeyPatc
     assert "targets.of_image" in metadata["outputs"]["decode"]
 
 
-def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root: Path) -> None:
+def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root):
     image = root / "images/case01.nii.gz"
     checkpoints = [root / "run", root / "whole"]
     predictors = [Predictor.load(path) for path in (*checkpoints, checkpoints)]
@@ -199,13 +190,13 @@ def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root: Path) 
         for predictor, case_input in zip(predictors, case_inputs, strict=True)
     ]
     np.testing.assert_allclose(outputs[2], (outputs[0] + outputs[1]) / 2, atol=1e-6)
-    of_windows = predictors[1].forward._outputs[0].of_image  # type: ignore[attr-defined]
+    of_windows = predictors[1].forward._outputs[0].of_image
     assert sum(map(len, of_windows)) > 8
     mean = torch.cat(of_windows).mean(0).softmax(0)
     np.testing.assert_allclose(outputs[1], mean, atol=1e-6)
 
 
-def test_a_segmentation_starts_the_network_of_both(root: Path, tmp_path: Path, caplog: Any) -> None:
+def test_a_segmentation_starts_the_network_of_both(root, tmp_path, caplog):
     """Its head has other outputs, and starts anew."""
     caplog.set_level("INFO", "medconv")
     run = words(root, str(tmp_path / "map"), "trainer.max_steps=2")
@@ -224,9 +215,7 @@ def test_a_segmentation_starts_the_network_of_both(root: Path, tmp_path: Path, c
         ("--saliency", "is for classification and regression; .* predicts joint"),
     ],
 )
-def test_options_without_effect_are_refused(
-    option: str, text: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_options_without_effect_are_refused(option, text, root, monkeypatch, capsys):
     arguments = ["--checkpoint", root / "run", "--input", root / "images", "--output", root / "no"]
     assert tiny.call(monkeypatch, "predict", *arguments, option) == USER
     assert re.search(text, capsys.readouterr().err)
@@ -241,9 +230,7 @@ def test_options_without_effect_are_refused(
         (NUMBERS, [70.0], [60.0]),
     ],
 )
-def test_any_value_beside_a_label_map(
-    of_image: ImageLevelTargets, known: list[float], answer: list[float]
-) -> None:
+def test_any_value_beside_a_label_map(of_image, known, answer):
     """The loss is the sum of both, with a weight; a sample without a value has that of the label map."""
     targets = JointTargets(("box",), ((1,),), of_image=of_image)
     assert Targets.from_plain(json.loads(json.dumps(targets.plain()))) == targets
@@ -263,7 +250,7 @@ def test_any_value_beside_a_label_map(
     assert targets.answer_of_image(pooled)[0].tolist() == pytest.approx(answer)
 
 
-def test_losses_that_do_not_fit_are_refused() -> None:
+def test_losses_that_do_not_fit_are_refused():
     targets = JointTargets(("box",), ((1,),), of_image=NUMBERS)
     with pytest.raises(ValueError, match="DiceCrossEntropy is for .* use loss=joint"):
         FittedLoss(DiceCrossEntropy(), targets, spatial_dims=2)
@@ -276,7 +263,7 @@ def test_losses_that_do_not_fit_are_refused() -> None:
         FittedLoss(JointLoss(DiceCrossEntropy(), CrossEntropy(class_weights=[1, 2, 3])), two, 2)
 
 
-def test_rare_classes_and_values_of_training_alone_are_doubted() -> None:
+def test_rare_classes_and_values_of_training_alone_are_doubted():
     targets = JointTargets(("box",), ((1,),), of_image=CLASSES)
     values = np.array([[0.0]] * 19 + [[1.0], [np.nan]])
     assert "1 of 20 training cases have small, so a network" in str(
@@ -291,7 +278,7 @@ def test_rare_classes_and_values_of_training_alone_are_doubted() -> None:
     assert numbers.fitted(np.array([[1.0], [3.0], [np.nan]])).of_image.plain()["means"] == [2.0]
 
 
-def test_a_cross_validation_has_both() -> None:
+def test_a_cross_validation_has_both():
     targets = JointTargets(("box",), ((1,),), of_image=CLASSES)
     rows = {
         "a": {"dice": [0.5], "outputs": [0.9, 0.1], "values": [0.0]},
@@ -321,9 +308,7 @@ def test_a_cross_validation_has_both() -> None:
         ("case,label\ncase00,1\ncase01,2", {"target_type": "label_map"}, "target_type must be one of"),
     ],
 )
-def test_a_wrong_table_is_named(
-    content: str | None, settings: dict[str, Any], text: str, root: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_table_is_named(content, settings, text, root, tmp_path):
     table = tmp_path / "values.csv"
     if content is not None:
         table.write_text(content)
@@ -331,7 +316,7 @@ def test_a_wrong_table_is_named(
         joint(str(table), str(root), "images", "labels", **settings)
 
 
-def test_a_value_that_is_none_is_an_error_of_its_case(root: Path, tmp_path: Path, caplog: Any) -> None:
+def test_a_value_that_is_none_is_an_error_of_its_case(root, tmp_path, caplog):
     (tmp_path / "values.csv").write_text("case,label\ncase00,1.5\ncase01,x\nother,2.5\n")
     dataset = joint(str(tmp_path / "values.csv"), str(root), "images", "labels", target_type="regression")
     assert "values.csv, row 3: column 'label' must hold a finite number" in dataset.errors["case01"]
@@ -339,6 +324,6 @@ def test_a_value_that_is_none_is_an_error_of_its_case(root: Path, tmp_path: Path
     assert "rows of 1 cases that the dataset lacks: other" in caplog.text
 
 
-def test_regions_are_refused(root: Path, tmp_path: Path) -> None:
+def test_regions_are_refused(root, tmp_path):
     with pytest.raises(ArgumentError, match="regions is for label maps of classes"):
         joint(str(root / "values.csv"), str(root), "images", "labels").with_targets(regions={"a": ["1"]})

@@ -1,12 +1,8 @@
 """medconv/features/landmarks: points with names, from their files to predictions for Slicer."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -34,7 +30,7 @@ AFFINE = np.array([[-1.0, 0, 0, 12], [0, 1.5, 0, -7], [0, 0, 2, 30], [0, 0, 0, 1
 SHAPE = (20, 18, 14)
 
 
-def write_cases(root: Path, cases: int = 6) -> Path:
+def write_cases(root, cases=6):
     """A bright ball (`apex`), and in every case but the last a dark one (`base`); points in three formats,
     and in one table.
     """
@@ -65,7 +61,7 @@ def write_cases(root: Path, cases: int = 6) -> Path:
     return root
 
 
-def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
+def train(root, folder, *more):
     """One run in this process; returns its summary."""
     overrides = [
         "data=landmarks",
@@ -82,18 +78,18 @@ def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cases(tmp_path_factory):
     return write_cases(tmp_path_factory.mktemp("points") / "data")
 
 
 @pytest.fixture(scope="module")
-def trained(cases: Path) -> Path:
+def trained(cases):
     folder = cases.parent / "run"
     train(cases, folder, "callbacks=default", "trainer.max_steps=80")
     return folder
 
 
-def test_all_formats_hold_the_same_points(cases: Path) -> None:
+def test_all_formats_hold_the_same_points(cases):
     for number in (0, 5):
         case = f"case{number}"
         of_slicer = read_points(cases / f"slicer/{case}.mrk.json", case)
@@ -115,7 +111,7 @@ def test_all_formats_hold_the_same_points(cases: Path) -> None:
     np.testing.assert_allclose(points["apex"], expected, atol=1e-4)
 
 
-def test_a_table_has_a_row_for_a_case_without_points(tmp_path: Path) -> None:
+def test_a_table_has_a_row_for_a_case_without_points(tmp_path):
     path = tmp_path / "a.csv"
     write_points(path, {}, "a")
     assert read_points(path, "a") == {}
@@ -128,7 +124,7 @@ def test_a_table_has_a_row_for_a_case_without_points(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reoriented", [True, False])
 @pytest.mark.parametrize("direction", [1, -1])
-def test_a_peak_lies_where_the_point_is_between_voxels(reoriented: bool, direction: int) -> None:
+def test_a_peak_lies_where_the_point_is_between_voxels(reoriented, direction):
     affine = AFFINE @ np.diag([direction, 1, 1, 1])
     # stored with its second and third axes exchanged
     affine = affine[:, [0, 2, 1, 3]]
@@ -167,7 +163,7 @@ POINT = '{"label": "apex", "position": [1, 2, 34]}'
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_looks_wrong_in_a_file_of_points(name: str, cases: Path, tmp_path: Path) -> None:
+def test_what_looks_wrong_in_a_file_of_points(name, cases, tmp_path):
     content, suffix, text = WRONG[name]
     path = tmp_path / f"case0{suffix}"
     path.write_text(content.replace("POINT", POINT))
@@ -180,14 +176,14 @@ def test_what_looks_wrong_in_a_file_of_points(name: str, cases: Path, tmp_path: 
     assert bool(report.errors) == (name != "empty")
 
 
-def test_another_spacing_than_the_headers_is_refused(cases: Path) -> None:
+def test_another_spacing_than_the_headers_is_refused(cases):
     dataset = landmarks("images", "csv", root=str(cases))
     case = replace(dataset.cases[0], source_spacing_mm=(1.0, 1.5, 7.0))
     (message,) = examine(case, dataset).errors
     assert "case0.csv: its points are in mm of the image's header, but another spacing is taken" in message
 
 
-def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
+def test_the_layout_names_what_is_missing(cases, tmp_path):
     suffixes = {"slicer": ".mrk.json", "json": ".json", "json/{id}.json": ".json", "csv": ".csv"}
     for labels, suffix in (suffixes | {"all.csv": ".csv"}).items():
         dataset = landmarks("images", labels, root=str(cases))
@@ -210,7 +206,7 @@ def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
         landmarks("images", "slicer", sigma_mm=-1, root=str(cases))
 
 
-def test_targets_take_their_loss_and_come_back_from_plain_values() -> None:
+def test_targets_take_their_loss_and_come_back_from_plain_values():
     targets = LandmarkTargets(names=("apex", "base"), sigma_mm=2.0)
     assert Targets.from_plain(json.loads(json.dumps(targets.plain()))) == targets
     FittedLoss(HeatmapLoss(), targets, spatial_dims=3)
@@ -225,7 +221,7 @@ def test_targets_take_their_loss_and_come_back_from_plain_values() -> None:
     assert HeatmapLoss()(torch.zeros(2, 2, 8, 8), heatmap) > 0.01
 
 
-def test_errors_of_points_that_are_missed_absent_or_wrong() -> None:
+def test_errors_of_points_that_are_missed_absent_or_wrong():
     names = ["a", "b", "c", "d"]
     reference = np.array([[0.0, 0, 0], [1, 1, 1], [np.nan] * 3, [np.nan] * 3])
     positions = np.array([[0.0, 3, 4], [1, 1, 2], [5, 5, 5], [5, 5, 5]])
@@ -241,7 +237,7 @@ def test_errors_of_points_that_are_missed_absent_or_wrong() -> None:
     }
 
 
-def test_scores_over_folds_are_over_all_points_and_over_the_means_of_folds() -> None:
+def test_scores_over_folds_are_over_all_points_and_over_the_means_of_folds():
     targets = LandmarkTargets(names=("a",))
     near, far = ({"a": {"error_mm": mm, "is_there": True, "is_found": True}} for mm in (1.0, 4.0))
     scores = targets.scores.over_folds([{"x": near, "y": near}, {"z": far}])
@@ -252,7 +248,7 @@ def test_scores_over_folds_are_over_all_points_and_over_the_means_of_folds() -> 
     assert lines["mean of folds"][:2] == [2.5, 0.5]
 
 
-def test_a_run_learns_scores_shows_and_goes_on(cases: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_run_learns_scores_shows_and_goes_on(cases, trained, tmp_path):
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["score"]["name"] == "val/mre"
     assert summary["val/mre"] < 4
@@ -266,13 +262,7 @@ def test_a_run_learns_scores_shows_and_goes_on(cases: Path, trained: Path, tmp_p
     assert train(cases, tmp_path / "on", *more)["steps"] == 82
 
 
-def test_predictions_are_those_of_the_validation(
-    cases: Path,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_predictions_are_those_of_the_validation(cases, trained, tmp_path, monkeypatch, capsys):
     output = tmp_path / "predictions"
     words = ["--checkpoint", trained, "--input", cases / "images", "--output", output]
     assert tiny.call(monkeypatch, "predict", *words) == DONE
@@ -313,7 +303,7 @@ def test_predictions_are_those_of_the_validation(
     assert "case3.mrk.json: unknown point tip, expected apex, base" in capsys.readouterr().err
 
 
-def test_a_slice_has_two_axes(tmp_path: Path) -> None:
+def test_a_slice_has_two_axes(tmp_path):
     for number in range(6):
         image = np.random.default_rng(number).normal(1, 0.1, (24, 20, 1))
         image[4 + number : 7 + number, 8:11] += 3
@@ -329,9 +319,7 @@ def test_a_slice_has_two_axes(tmp_path: Path) -> None:
     assert height == pytest.approx(AFFINE[2, 3])
 
 
-def test_mirrored_images_exchange_the_names_of_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mirrored_images_exchange_the_names_of_pairs(tmp_path, monkeypatch, capsys):
     """Two balls that only their side tells apart, and a JSON file for each image."""
     for number in range(6):
         rng = np.random.default_rng(number)

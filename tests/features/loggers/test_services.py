@@ -3,7 +3,6 @@ disk.
 """
 
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import tiny
@@ -12,9 +11,7 @@ from helpers.waiting import until
 from medconv.config import ConfigError
 
 
-def test_mlflow_holds_what_a_run_logged(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_holds_what_a_run_logged(dataset, tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 
@@ -33,7 +30,7 @@ def test_mlflow_holds_what_a_run_logged(
     assert list((tmp_path / "run/tensorboard").glob("events*")) and (tmp_path / "run/metrics.csv").is_file()
 
 
-def test_wandb_writes_offline_into_the_run_s_folder(dataset: Path, tmp_path: Path) -> None:
+def test_wandb_writes_offline_into_the_run_s_folder(dataset, tmp_path):
     wandb = pytest.importorskip("wandb")
     tiny.train(dataset, tmp_path / "run", "logger=wandb", "tags=[a,b]")
     assert wandb.run is not None and wandb.run.offline and (wandb.run.name, wandb.run.group) == ("run", "run")
@@ -44,9 +41,7 @@ def test_wandb_writes_offline_into_the_run_s_folder(dataset: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_package_that_is_missing_is_named_with_its_extra(
-    name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_missing_is_named_with_its_extra(name, dataset, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)  # as Python has it where there is none
     with pytest.raises(
         ConfigError, match=f"logger={name} needs the package {name}: pip install 'medconv\\[{name}\\]'"

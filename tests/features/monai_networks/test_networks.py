@@ -1,7 +1,5 @@
 """medconv/features/monai_networks/networks.py: MONAI's image-level networks with a stem for the image size."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest
@@ -23,7 +21,7 @@ SMALL = {
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("dims", [2, 3])
-def test_the_stem_keeps_the_resolution_of_a_small_image(name: str, dims: int) -> None:
+def test_the_stem_keeps_the_resolution_of_a_small_image(name, dims):
     image, sizes = torch.zeros(2, 1, *(32, 16)[dims - 2 :][:1] * dims), []
     first = {"densenet": "features.denseblock1", "senet": "layer1", "efficientnet": "_blocks.0"}[name]
     for stem in (stem_for(image.shape[2:]), None):
@@ -37,7 +35,7 @@ def test_the_stem_keeps_the_resolution_of_a_small_image(name: str, dims: int) ->
 
 
 @pytest.mark.parametrize("deep_supervision", [True, False])
-def test_the_deepest_head_of_unetplusplus_comes_first(deep_supervision: bool) -> None:
+def test_the_deepest_head_of_unetplusplus_comes_first(deep_supervision):
     settings = {"spatial_dims": 2, "features": (4, 4, 4, 4, 4, 6), "deep_supervision": deep_supervision}
     network, seen = UNetPlusPlus(**settings), []
     network.final_conv_0_4.register_forward_hook(lambda module, args, output: seen.append(output))

@@ -1,6 +1,5 @@
 """medconv/features/more_formats/metaimage.py: label maps, slices and faults; `test_images.py` compares it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from medconv.data.io.writing import write_label
 sitk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
 
 
-def test_a_label_map_is_written_as_mha_on_the_grid_of_its_image(tmp_path: Path) -> None:
+def test_a_label_map_is_written_as_mha_on_the_grid_of_its_image(tmp_path):
     path = mha(tmp_path / "a", image_array(0))
     write_label(tmp_path / "out.mha", label_array(0), path)
     label, grid = read_label(tmp_path / "out.mha")
@@ -23,13 +22,13 @@ def test_a_label_map_is_written_as_mha_on_the_grid_of_its_image(tmp_path: Path) 
     assert sitk.ReadImage(str(tmp_path / "out.mha")).GetPixelIDTypeAsString() == "8-bit unsigned integer"
 
 
-def test_the_header_alone_gives_the_grid(tmp_path: Path) -> None:
+def test_the_header_alone_gives_the_grid(tmp_path):
     shape, affine = shape_and_affine(mha(tmp_path / "a", image_array(0)))
     assert shape == image_array(0).shape
     np.testing.assert_allclose(affine, OBLIQUE, atol=1e-6)
 
 
-def test_a_2d_image_is_one_slice(tmp_path: Path) -> None:
+def test_a_2d_image_is_one_slice(tmp_path):
     image = sitk.GetImageFromArray(np.arange(20, dtype=np.int16).reshape(4, 5))
     image.SetSpacing([0.5, 0.25])
     sitk.WriteImage(image, str(tmp_path / "a.mha"))
@@ -38,7 +37,7 @@ def test_a_2d_image_is_one_slice(tmp_path: Path) -> None:
     assert grid.spacing_mm == (0.5, 0.25, 1.0)
 
 
-def test_predictions_have_the_format_that_all_images_have() -> None:
+def test_predictions_have_the_format_that_all_images_have():
     first, second = Path("a.mha"), Path("b.mha")
     assert label_suffix([first, second]) == ".mha"
     assert label_suffix([first, Path("c.nii.gz")]) == ".nii.gz"
@@ -46,7 +45,7 @@ def test_predictions_have_the_format_that_all_images_have() -> None:
     assert label_suffix([Path("a.jpg")]) == ".png"
 
 
-def edited(path: Path, old: bytes, new: bytes) -> Path:
+def edited(path, old, new):
     file = mha(path, image_array(0))
     content = file.read_bytes()
     assert old in content
@@ -54,20 +53,20 @@ def edited(path: Path, old: bytes, new: bytes) -> Path:
     return file
 
 
-def uncompressed(path: Path, old: bytes, new: bytes) -> Path:
+def uncompressed(path, old, new):
     file = mha(path, image_array(0))
     sitk.WriteImage(sitk.ReadImage(str(file)), str(file), False)
     file.write_bytes(file.read_bytes().replace(old, new))
     return file
 
 
-def without_voxels(path: Path) -> Path:
+def without_voxels(path):
     file = mhd(path, image_array(0))
     file.with_suffix(".raw").unlink()
     return file
 
 
-BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
+BAD_FILES = {
     "missing": (lambda p: p.with_suffix(".mha"), "no such file"),
     "cut": (lambda p: truncate(mha(p, image_array(0))), "not a readable MetaImage file"),
     "cut in the header": (lambda p: truncate(mha(p, image_array(0)), 0.005), "has no ElementDataFile"),
@@ -101,12 +100,12 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_FILES)
-def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
+def test_an_error_names_the_file_and_its_fault(tmp_path, fault):
     make, message = BAD_FILES[fault]
     assert_error_names(make(tmp_path / "scan"), message)
 
 
-def test_voxels_of_another_size_than_the_header_says_are_refused(tmp_path: Path) -> None:
+def test_voxels_of_another_size_than_the_header_says_are_refused(tmp_path):
     """SimpleITK would read the first of them: half of a file of int16, taken for int8, is an image too."""
     path = mhd(tmp_path / "scan", image_array(0).astype(np.int16))
     path.write_text(path.read_text().replace("MET_SHORT", "MET_CHAR"))
@@ -118,7 +117,7 @@ def test_voxels_of_another_size_than_the_header_says_are_refused(tmp_path: Path)
     assert str(error.value).startswith(f"{voxels}: ")
 
 
-def test_compressed_voxels_beside_a_header_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+def test_compressed_voxels_beside_a_header_that_are_cut_off_are_refused(tmp_path):
     path = mhd_compressed(tmp_path / "scan", image_array(0))
     truncate(path.with_suffix(".zraw"))
     assert_error_names(path, "not a readable MetaImage file")

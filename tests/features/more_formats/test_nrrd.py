@@ -1,10 +1,6 @@
 """medconv/features/more_formats/nrrd.py: single slices and faults; `test_images.py` compares NRRD with other formats."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from medconv.data.io.images import read_array
 pynrrd = pytest.importorskip("nrrd", reason="the extra `nrrd`")
 
 
-def test_a_single_slice_is_1_mm_thick(tmp_path: Path) -> None:
+def test_a_single_slice_is_1_mm_thick(tmp_path):
     header = {"space": "LPS", "space directions": [[0.5, 0, 0], [0, 0, 2]], "space origin": [1, 2, 3]}
     pynrrd.write(str(tmp_path / "a.nrrd"), np.ones((4, 5), np.int16), header)
     array, grid = read_array(tmp_path / "a.nrrd")
@@ -24,23 +20,23 @@ def test_a_single_slice_is_1_mm_thick(tmp_path: Path) -> None:
     np.testing.assert_allclose(grid.matrix @ (1, 1, 0, 1), (-1.5, -2, 5, 1))
 
 
-def empty(path: Path) -> Path:
+def empty(path):
     path.with_suffix(".nrrd").touch()
     return path.with_suffix(".nrrd")
 
 
-def text(path: Path) -> Path:
+def text(path):
     path.with_suffix(".nrrd").write_text("This is not an image.\n" * 50)
     return path.with_suffix(".nrrd")
 
 
-def axis_without_direction(path: Path) -> Path:
+def axis_without_direction(path):
     directions = np.vstack([np.full((2, 3), np.nan), np.eye(3)])
     kinds = ["list", "list", *["domain"] * 3]
     return nrrd(path, np.ones((2, 2, *SHAPE), np.int16), **{"space directions": directions, "kinds": kinds})
 
 
-def voxels_in_another_file(path: Path) -> Path:
+def voxels_in_another_file(path):
     file = nrrd(path, image_array(0), encoding="raw")
     header, _, voxels = file.read_bytes().partition(b"\n\n")
     path.with_suffix(".raw").write_bytes(voxels)
@@ -48,14 +44,14 @@ def voxels_in_another_file(path: Path) -> Path:
     return file
 
 
-def too_large(path: Path) -> Path:
+def too_large(path):
     file = nrrd(path, image_array(0), encoding="gzip")
     sizes = " ".join(map(str, SHAPE)).encode()
     file.write_bytes(file.read_bytes().replace(b"sizes: " + sizes, b"sizes: 30000 30000 30000"))
     return file
 
 
-BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
+BAD_FILES = {
     "missing": (lambda p: p.with_suffix(".nrrd"), "no such file"),
     "empty": (empty, r"the file is empty \(0 bytes\)"),
     "text": (text, r"not a readable NRRD file \(.*\)"),
@@ -93,12 +89,12 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD_FILES)
-def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
+def test_an_error_names_the_file_and_its_fault(tmp_path, fault):
     make, message = BAD_FILES[fault]
     assert_error_names(make(tmp_path / "scan"), message)
 
 
-def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     path = nrrd(tmp_path / "a", image_array(0))
     monkeypatch.setitem(sys.modules, "nrrd", None)
     with pytest.raises(ValueError) as error:

@@ -2,19 +2,16 @@
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from helpers.schedules import make, rates, rates_of_torch
 from torch.optim import lr_scheduler as lr
 
 from medconv.features.more_schedules.schedules import exponential, multi_step, one_cycle, step
-from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 
 @pytest.mark.parametrize("total", [10, 40, 997])
-def test_schedules_equal_those_of_torch(total: int) -> None:
+def test_schedules_equal_those_of_torch(total):
     every = total // 10 * 3
     for ours, (torchs, arguments) in (
         (
@@ -40,7 +37,7 @@ def test_schedules_equal_those_of_torch(total: int) -> None:
 
 
 @pytest.mark.parametrize("build", [step, multi_step, exponential, one_cycle])
-def test_all_schedules_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
+def test_all_schedules_have_a_warmup(build):
     shape = rates(make(build, 100), 8)
     warm = rates(make(build, 100, warmup_steps=4), 8)
     assert warm == pytest.approx(
@@ -48,7 +45,7 @@ def test_all_schedules_have_a_warmup(build: Callable[..., ProgressSchedule]) -> 
     )
 
 
-def test_milestones_move_with_the_end_of_the_run() -> None:
+def test_milestones_move_with_the_end_of_the_run():
     schedule = make(step, 100, step_fraction=0.5)
     rates(schedule, 20)
     schedule.set_length(40)
@@ -72,8 +69,6 @@ def test_milestones_move_with_the_end_of_the_run() -> None:
         (one_cycle, {"pct_start": 1}, "pct_start must lie between 0 and 1, got 1"),
     ],
 )
-def test_invalid_arguments_are_named(
-    build: Callable[..., Any], arguments: dict[str, Any], message: str
-) -> None:
+def test_invalid_arguments_are_named(build, arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         make(build, 10, **arguments)

@@ -2,23 +2,20 @@
 
 from pathlib import Path
 
-import pytest
 from helpers import tiny
 
 from medconv.features.nnunet import command
 from medconv.utils.exit_codes import USER
 
 
-def test_folds_and_checkpoint_have_defaults() -> None:
+def test_folds_and_checkpoint_have_defaults():
     options = command.parser().parse_args(["model", "--output", "runs/m"])
     assert (options.folder, options.output) == (Path("model"), Path("runs/m"))
     assert options.folds is None and options.checkpoint == "checkpoint_final.pth"
     assert command.parser().parse_args(["m", "--output", "o", "--folds", "0", "all"]).folds == ["0", "all"]
 
 
-def test_folder_and_checkpoint_reach_the_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_and_checkpoint_reach_the_import(tmp_path, monkeypatch, capsys):
     words = ("import-nnunet", tmp_path / "model", "--output", tmp_path / "out", "--checkpoint", "mine.pth")
     assert tiny.call(monkeypatch, *words) == USER
     error = capsys.readouterr().err

@@ -1,10 +1,8 @@
 """Models for nnU-Net: our importer and nnU-Net read them back and predict the same, and networks that do not fit."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -18,7 +16,7 @@ from medconv.features.export.export import export
 from medconv.features.export.job import ExportOptions
 from medconv.features.nnunet.export import check_nnunet, mirrored_axes, prediction_notes
 from medconv.features.nnunet.import_model import import_model
-from medconv.inference.load import LoadedModel, load
+from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.models.unet import UNet
 from medconv.utils.errors import ArgumentError
@@ -39,7 +37,7 @@ OUTPUT = Path("Dataset007_Tiny")
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def checkpoint(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     dataset = tiny.write_dataset(folder / "data")
     settings = ("model.strided=true", *NETWORKS[request.param])
@@ -52,15 +50,15 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     yield folder / "run/checkpoints/best.ckpt"
 
 
-def _trained(checkpoint: Path) -> Path:
+def _trained(checkpoint):
     """The folder of the exported configuration."""
     (folder,) = (checkpoint.parents[2] / OUTPUT).iterdir()
     return folder
 
 
-def _odd_image(checkpoint: Path, folder: Path) -> Path:
+def _odd_image(checkpoint, folder):
     """Other axes, another spacing, and zeros around the content."""
-    volume: Any = nib.load(checkpoint.parents[2] / "data/imagesTr/case_1.nii.gz")
+    volume = nib.load(checkpoint.parents[2] / "data/imagesTr/case_1.nii.gz")
     image = volume.get_fdata().astype(np.float32)
     affine = np.array([[0, -1.2, 0, 3], [1.3, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1]])
     path = folder / "odd_0000.nii.gz"
@@ -68,7 +66,7 @@ def _odd_image(checkpoint: Path, folder: Path) -> Path:
     return path
 
 
-def test_our_importer_reads_the_same_model_back(checkpoint: Path, tmp_path: Path) -> None:
+def test_our_importer_reads_the_same_model_back(checkpoint, tmp_path):
     (back,) = import_model(_trained(checkpoint), tmp_path / "runs")
     expected = Predictor.load([checkpoint])
     predictor = Predictor.load([back])
@@ -86,7 +84,7 @@ def test_our_importer_reads_the_same_model_back(checkpoint: Path, tmp_path: Path
     np.testing.assert_array_equal(predictor(image), expected(image))
 
 
-def test_the_folder_is_named_as_nnunet_looks_for_it(checkpoint: Path) -> None:
+def test_the_folder_is_named_as_nnunet_looks_for_it(checkpoint):
     folder = _trained(checkpoint)
     model = load(checkpoint, plain=True)
     configuration = "2d" if model.preprocessing.spatial_dims == 2 else "3d_fullres"
@@ -98,7 +96,7 @@ def test_the_folder_is_named_as_nnunet_looks_for_it(checkpoint: Path) -> None:
     assert f"nnUNetv2_predict -d {OUTPUT} -c {configuration} -f {fold} -i IMAGES" in command
 
 
-def test_nnunet_predicts_the_same_where_it_is_installed(checkpoint: Path, tmp_path: Path) -> None:
+def test_nnunet_predicts_the_same_where_it_is_installed(checkpoint, tmp_path):
     pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; it needs an environment of its own")
     image = _odd_image(checkpoint, tmp_path)
     fold = next(_trained(checkpoint).glob("fold_*")).name.removeprefix("fold_")
@@ -109,12 +107,12 @@ def test_nnunet_predicts_the_same_where_it_is_installed(checkpoint: Path, tmp_pa
     assert differing < (0.001 if "ras" in checkpoint.parts[-4] else 0.01)
 
 
-def _model(network: nn.Module) -> LoadedModel:
-    model: LoadedModel = loaded_models.segmentation(network)
+def _model(network):
+    model = loaded_models.segmentation(network)
     return replace(model, path=Path("best.ckpt"))
 
 
-def test_networks_that_do_not_fit_are_refused_with_what_would() -> None:
+def test_networks_that_do_not_fit_are_refused_with_what_would():
     strided = UNet(3, 1, 2, (4, 8), [2], strided=True, norm="instance")
     check_nnunet(_model(strided), OUTPUT)
     with pytest.raises(
@@ -132,11 +130,11 @@ def test_networks_that_do_not_fit_are_refused_with_what_would() -> None:
         check_nnunet(_model(strided), OUTPUT)
 
 
-def _separable(conv: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Conv3d(conv.in_channels, conv.out_channels, 1), nn.Identity())  # type: ignore[arg-type]
+def _separable(conv):
+    return nn.Sequential(nn.Conv3d(conv.in_channels, conv.out_channels, 1), nn.Identity())
 
 
-def test_labels_that_would_swap_are_not_mirrored(tmp_path: Path) -> None:
+def test_labels_that_would_swap_are_not_mirrored(tmp_path):
     model = _model(UNet(3, 1, 2, (4, 8), [2], strided=True))
     window = replace(model.window, mirror_axes=(0, 1), overlap=0.25)
     model = replace(model, window=window)

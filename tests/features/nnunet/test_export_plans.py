@@ -1,7 +1,6 @@
 """medconv/features/nnunet/export_plans.py: what nnU-Net reads, in its axes and words, and what it cannot express."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from helpers import loaded_models
@@ -9,7 +8,6 @@ from helpers import loaded_models
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.nnunet import export_plans
 from medconv.features.nnunet.network import NnUNet
-from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.models.unet import UNet
 from medconv.targets.regions import RegionTargets
@@ -17,20 +15,20 @@ from medconv.targets.regions import RegionTargets
 MEASURED = {"percentile_00_5": 1.0, "percentile_99_5": 9.0, "mean": 5.0, "std": 2.0}
 
 
-def _model(**preprocessing: Any) -> LoadedModel:
+def _model(**preprocessing):
     """Of spacing 1 x 2 x 3 mm and patches of 8 x 12 x 16 voxels."""
     network = UNet(3, 1, 2, (4, 8), [(2, 1, 1)], strided=True)
-    model: LoadedModel = loaded_models.segmentation(network, (8, 12, 16))
-    settings: dict[str, Any] = {"normalisation": ("zscore",), "intensities": (MEASURED,), **preprocessing}
+    model = loaded_models.segmentation(network, (8, 12, 16))
+    settings = {"normalisation": ("zscore",), "intensities": (MEASURED,), **preprocessing}
     return replace(model, preprocessing=PreprocessingConfig(3, (1.0, 2.0, 3.0), **settings))
 
 
-def _plans(model: LoadedModel) -> dict[str, Any]:
+def _plans(model):
     assert isinstance(model.network, UNet)
     return export_plans.plans(model, NnUNet.of_network(model.network), "Dataset001_A")
 
 
-def test_axes_are_those_of_nnunet() -> None:
+def test_axes_are_those_of_nnunet():
     plans = _plans(_model())
     assert plans["transpose_forward"] == plans["transpose_backward"] == [0, 1, 2]
     configuration = plans["configurations"]["3d_fullres"]
@@ -39,7 +37,7 @@ def test_axes_are_those_of_nnunet() -> None:
 
 
 @pytest.mark.parametrize(("slice_axis", "forward"), [(0, [2, 0, 1]), (1, [1, 0, 2]), (2, [0, 1, 2])])
-def test_a_2d_network_takes_slices_across_its_axis(slice_axis: int, forward: list[int]) -> None:
+def test_a_2d_network_takes_slices_across_its_axis(slice_axis, forward):
     model = loaded_models.segmentation(UNet(2, 1, 2, (4, 8), [(2, 1)], strided=True))
     preprocessing = PreprocessingConfig(2, (1.0, 2.0), ("none",), ({},), slice_axis=slice_axis)
     window = SlidingWindow((8, 12), slice_axis=slice_axis)
@@ -61,7 +59,7 @@ def test_a_2d_network_takes_slices_across_its_axis(slice_axis: int, forward: lis
         ("none", "NoNormalization", False, 1.0),
     ],
 )
-def test_normalisation_has_nnunets_names(name: str, scheme: str, masked: bool, low: float) -> None:
+def test_normalisation_has_nnunets_names(name, scheme, masked, low):
     plans = _plans(_model(normalisation=(name,)))
     configuration = plans["configurations"]["3d_fullres"]
     assert configuration["normalization_schemes"] == [scheme]
@@ -78,16 +76,14 @@ def test_normalisation_has_nnunets_names(name: str, scheme: str, masked: bool, l
         ("nnunet", "SimpleITKIO", None),
     ],
 )
-def test_orientation_and_resampling_follow_the_convention(
-    convention: str | None, reader: str, separate: bool | None
-) -> None:
+def test_orientation_and_resampling_follow_the_convention(convention, reader, separate):
     plans = _plans(_model(convention=convention))
     assert plans["image_reader_writer"] == reader and plans["medconv"]["convention"] == convention
     kwargs = plans["configurations"]["3d_fullres"]["resampling_fn_data_kwargs"]
     assert kwargs == {"is_seg": False, "order": 3, "order_z": 0, "force_separate_z": separate}
 
 
-def test_regions_keep_their_order() -> None:
+def test_regions_keep_their_order():
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), order=(1, 2))
     content = export_plans.dataset_json(replace(_model(), targets=regions), "Dataset001_A")
     assert content["labels"] == {"background": 0, "whole": [1, 2], "core": [2]}
@@ -104,7 +100,7 @@ def test_regions_keep_their_order() -> None:
         ({"targets": RegionTargets(("a", "b"), ((1,), (2,)), order=(1, 2))}, "without data.regions it would"),
     ],
 )
-def test_what_nnunet_cannot_express_is_named(change: dict[str, Any], expected: str) -> None:
+def test_what_nnunet_cannot_express_is_named(change, expected):
     export_plans.check_preprocessing(_model())
     with pytest.raises(ValueError, match=f"the format nnunet is for .*{expected}"):
         export_plans.check_preprocessing(replace(_model(), **change))

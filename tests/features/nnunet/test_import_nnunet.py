@@ -27,7 +27,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Model folders and the run folders made of them, by name: NAME and runs/NAME."""
     folder = tmp_path_factory.mktemp("nnunet")
     for name in models.NAMES:
@@ -35,11 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _checkpoint(folder: Path, name: str) -> Path:
+def _checkpoint(folder, name):
     return folder / "runs" / name / "fold0/checkpoints/best.ckpt"
 
 
-def _check_same(predictor: Predictor, images: list[Path], expected: Arrays) -> None:
+def _check_same(predictor, images, expected):
     """The same prepared image, logits and label map. nnU-Net sums weighted logits in float16: at the corners
     of windows, where weights are below 1e-6, whole numbers are left of them.
     """
@@ -58,7 +58,7 @@ def _check_same(predictor: Predictor, images: list[Path], expected: Arrays) -> N
 
 
 @pytest.mark.parametrize("name", models.NAMES)
-def test_predictions_are_those_of_nnunet(folder: Path, tmp_path: Path, name: str) -> None:
+def test_predictions_are_those_of_nnunet(folder, tmp_path, name):
     with np.load(REFERENCE) as content:
         expected = {key.partition(".")[2]: content[key] for key in content if key.startswith(f"{name}.")}
     predictor = Predictor.load([_checkpoint(folder, name)])
@@ -66,23 +66,21 @@ def test_predictions_are_those_of_nnunet(folder: Path, tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", models.NAMES)
-def test_predictions_are_those_of_nnunet_where_it_is_installed(
-    folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_predictions_are_those_of_nnunet_where_it_is_installed(folder, tmp_path, name):
     pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; it needs an environment of its own")
     images = models.write_image(tmp_path, name)
     expected = models.predicted(folder / name, images)
     _check_same(Predictor.load([_checkpoint(folder, name)]), images, expected)
 
 
-def _dataset(root: Path, name: str) -> Path:
+def _dataset(root, name):
     """Three cases in nnU-Net's layout, with the labels that nnU-Net predicted."""
     with np.load(REFERENCE) as content:
         label = content[f"{name}.label"]
     (root / "labelsTr").mkdir(parents=True)
     for number, case in enumerate("abc"):
         for path in models.write_image(root / "imagesTr", name):
-            image: Any = nib.load(path)
+            image = nib.load(path)
             affine = image.affine
             voxels = image.get_fdata(dtype=np.float32)
             voxels[np.unravel_index(voxels.argmax(), voxels.shape)] += (
@@ -96,7 +94,7 @@ def _dataset(root: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["turned", "slices", "residual"])
-def test_training_goes_on_from_the_imported_weights(folder: Path, tmp_path: Path, name: str) -> None:
+def test_training_goes_on_from_the_imported_weights(folder, tmp_path, name):
     """With a learning rate of 0 the run predicts what the imported network predicts."""
     data, searched = _dataset(tmp_path / "data", name), folder / "runs" / name / "fold0"
     overrides = [
@@ -128,7 +126,7 @@ def test_training_goes_on_from_the_imported_weights(folder: Path, tmp_path: Path
     )
 
 
-def test_an_exported_network_predicts_the_same(folder: Path, tmp_path: Path) -> None:
+def test_an_exported_network_predicts_the_same(folder, tmp_path):
     checkpoint, image = _checkpoint(folder, "thick"), models.write_image(tmp_path, "thick")
     export(checkpoint, tmp_path / "model.onnx", ExportOptions("onnx"))
     exported = Predictor([exports.read_back(tmp_path / "model.onnx", "onnx")])
@@ -138,14 +136,14 @@ def test_an_exported_network_predicts_the_same(folder: Path, tmp_path: Path) -> 
         export(checkpoint, tmp_path / "bundle", ExportOptions("bundle"))
 
 
-def test_networks_of_different_axes_give_no_mean(folder: Path, tmp_path: Path) -> None:
+def test_networks_of_different_axes_give_no_mean(folder, tmp_path):
     model = Predictor.load([_checkpoint(folder, "turned")]).members[0]
     turned = replace(model, preprocessing=replace(model.preprocessing, convention="nnunet_ras"))
     with pytest.raises(ValueError, match="different conventions"):
         Predictor([model, turned])(*models.write_image(tmp_path, "turned"))
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"expected a trained nnU-Net v2 .* fold_N/checkpoint_final.pth"):
         import_model(tmp_path, tmp_path / "runs")
     model = models.write_model(tmp_path / "model", "slices")
@@ -161,7 +159,7 @@ class Payload:
         return Path.touch, (Path("payload"),)
 
 
-def test_a_checkpoint_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_runs_no_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = models.write_model(tmp_path / "model", "slices")
     file = model / "fold_0/checkpoint_final.pth"
@@ -171,7 +169,7 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "payload").exists() and not (tmp_path / "runs").exists()
 
 
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_network_are_refused(tmp_path):
     model = models.write_model(tmp_path / "model", "slices")
     plans = models.plans("slices")
     plans["configurations"]["base"]["UNet_base_num_features"] = 6

@@ -1,7 +1,5 @@
 """medconv/features/nnunet/network.py: plans that our U-Net cannot express, and plans of our U-Net."""
 
-from typing import Any
-
 import pytest
 from helpers import nnunet_models as models
 
@@ -9,11 +7,11 @@ from medconv.features.nnunet.network import NnUNet
 from medconv.models.unet import UNet
 
 
-def _configuration(name: str = "turned") -> dict[str, Any]:
-    return models.plans(name)["configurations"]["base"]  # type: ignore[no-any-return]
+def _configuration(name="turned"):
+    return models.plans(name)["configurations"]["base"]
 
 
-def test_old_and_new_plans_describe_the_same_network() -> None:
+def test_old_and_new_plans_describe_the_same_network():
     new, old = NnUNet.of(_configuration()), NnUNet.of(_configuration("slices"))
     assert (new.channels, new.convs, new.decoder_convs) == ((4, 8, 8), (2, 1, 2), (1, 2))
     assert (old.channels, old.convs, old.decoder_convs) == ((4, 8, 8), (2, 1, 2), (1, 2))
@@ -33,14 +31,14 @@ def test_old_and_new_plans_describe_the_same_network() -> None:
         ("features_per_stage", [4, 8], "needs 3 entries per stage"),
     ],
 )
-def test_other_layers_are_refused_by_name(key: str, value: Any, expected: str) -> None:
+def test_other_layers_are_refused_by_name(key, value, expected):
     configuration = _configuration()
     configuration["architecture"]["arch_kwargs"][key] = value
     with pytest.raises(ValueError, match=expected):
         NnUNet.of(configuration)
 
 
-def test_a_class_is_chosen_from_a_list_and_never_imported() -> None:
+def test_a_class_is_chosen_from_a_list_and_never_imported():
     configuration = _configuration()
     configuration["architecture"]["network_class_name"] = "os.system"
     with pytest.raises(ValueError, match="os.system is not supported, expected PlainConvUNet or Resid"):
@@ -56,7 +54,7 @@ def test_a_class_is_chosen_from_a_list_and_never_imported() -> None:
         ("bottleneck_channels", 4, "bottleneck_channels=4 is not supported"),
     ],
 )
-def test_other_residual_encoders_are_refused_by_name(key: str, value: Any, expected: str) -> None:
+def test_other_residual_encoders_are_refused_by_name(key, value, expected):
     configuration = _configuration("residual")
     assert NnUNet.of(configuration).arguments["residual_blocks"] == [1, 2, 1]
     configuration["architecture"]["arch_kwargs"][key] = value
@@ -66,9 +64,9 @@ def test_other_residual_encoders_are_refused_by_name(key: str, value: Any, expec
 
 @pytest.mark.parametrize("residual_blocks", [None, [1, 2, 1, 5]])
 @pytest.mark.parametrize("norm", ["instance", "batch"])
-def test_the_plan_of_our_network_describes_it(norm: str, residual_blocks: list[int] | None) -> None:
+def test_the_plan_of_our_network_describes_it(norm, residual_blocks):
     kernels = [(3, 3, 1), (3, 3, 3), 3]
-    settings: Any = {"norm": norm, "residual_blocks": residual_blocks, "strided": True}
+    settings = {"norm": norm, "residual_blocks": residual_blocks, "strided": True}
     unet = UNet(3, 1, 2, models.CHANNELS, [(2, 2, 1), 2], kernels, convs_per_stage=1, **settings)
     plan = NnUNet.of_network(unet)
     assert plan.kernel_sizes[0] == (1, 3, 3) and plan.strides == ((1, 1, 1), (1, 2, 2), (2, 2, 2))

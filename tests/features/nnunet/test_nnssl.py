@@ -1,10 +1,5 @@
 """medconv/features/nnunet/nnssl.py: what a checkpoint of nnssl says of its network and preprocessing."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from helpers import nnunet_models as models
@@ -12,7 +7,7 @@ from helpers import nnunet_models as models
 from medconv.features.nnunet import nnssl
 
 
-def residual(**changed: Any) -> dict[str, Any]:
+def residual(**changed):
     """The network of the helper's `residual` model."""
     architecture = models.plans("residual")["configurations"]["base"]["architecture"]
     return {
@@ -21,7 +16,7 @@ def residual(**changed: Any) -> dict[str, Any]:
     }
 
 
-def test_res_enc_l_by_its_name_and_images_that_were_not_resampled(tmp_path: Path) -> None:
+def test_res_enc_l_by_its_name_and_images_that_were_not_resampled(tmp_path):
     unsampled = {"spacing": None, "use_mask_for_norm": True}
     plan = nnssl.read(models.write_nnssl(tmp_path / "l.pth", {"arch_class_name": "ResEncL"}, {}, **unsampled))
     assert plan is not None and plan.spacing_mm is None and plan.normalisation == ("zscore_nonzero",)
@@ -29,7 +24,7 @@ def test_res_enc_l_by_its_name_and_images_that_were_not_resampled(tmp_path: Path
     assert plan.network.convs == (1, 3, 4, 6, 6, 6) and plan.network.strides[1:] == ((2, 2, 2),) * 5
 
 
-def test_a_plain_network_counts_its_convolutions_as_blocks(tmp_path: Path) -> None:
+def test_a_plain_network_counts_its_convolutions_as_blocks(tmp_path):
     convolutions = {"n_blocks_per_stage": [2, 2, 2], "n_conv_per_stage_decoder": [2, 2]}
     architecture = residual(**convolutions) | {"arch_class_name": "PlainConvUNet"}
     plan = nnssl.read(models.write_nnssl(tmp_path / "plain.pth", architecture, {}))
@@ -38,7 +33,7 @@ def test_a_plain_network_counts_its_convolutions_as_blocks(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("plan", [{"key_to_stem": "encoder.stem"}, {"architecture_name": "ResEncL"}, 3])
-def test_files_without_a_plan_and_early_plans_say_nothing(tmp_path: Path, plan: Any) -> None:
+def test_files_without_a_plan_and_early_plans_say_nothing(tmp_path, plan):
     torch.save({"network_weights": {}, "nnssl_adaptation_plan": plan}, tmp_path / "early.pth")
     assert nnssl.read(tmp_path / "early.pth") is None
 
@@ -56,9 +51,7 @@ RES_ENC_L = {"arch_class_name": "ResEncL"}
         (RES_ENC_L, {"normalization_schemes": ["Mine"]}, "normalization_schemes: Mine"),
     ],
 )
-def test_what_medconv_has_not_is_refused_with_the_file(
-    tmp_path: Path, architecture: Any, configuration: dict[str, Any], message: str
-) -> None:
+def test_what_medconv_has_not_is_refused_with_the_file(tmp_path, architecture, configuration, message):
     path = models.write_nnssl(tmp_path / "other.pth", architecture, {}, **configuration)
     with pytest.raises(ValueError, match=rf"{path}.*{message}"):
         nnssl.read(path)

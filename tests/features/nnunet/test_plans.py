@@ -1,8 +1,6 @@
 """medconv/features/nnunet/plans.py: nnU-Net's axes in ours, and plans that are refused."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import nnunet_models as models
@@ -10,7 +8,7 @@ from helpers import nnunet_models as models
 from medconv.features.nnunet.plans import read
 
 
-def _changed(folder: Path, change: dict[str, Any], inner: dict[str, Any]) -> Path:
+def _changed(folder, change, inner):
     models.write_model(folder, "thick")
     plans = json.loads((folder / "plans.json").read_text())
     plans |= change
@@ -19,7 +17,7 @@ def _changed(folder: Path, change: dict[str, Any], inner: dict[str, Any]) -> Pat
     return folder
 
 
-def test_axes_are_those_of_the_file(tmp_path: Path) -> None:
+def test_axes_are_those_of_the_file(tmp_path):
     """The network of `turned` takes (Y, X, Z) of the file, ours (X, Y, Z)."""
     model = read(models.write_model(tmp_path, "turned"), "turned")
     settings = model.settings(models.MIRRORED["turned"] or ())
@@ -32,13 +30,13 @@ def test_axes_are_those_of_the_file(tmp_path: Path) -> None:
     assert model.num_cases == 3
 
 
-def test_a_2d_network_takes_slices_across_the_last_axis_of_the_file(tmp_path: Path) -> None:
+def test_a_2d_network_takes_slices_across_the_last_axis_of_the_file(tmp_path):
     settings = read(models.write_model(tmp_path, "slices"), "slices").settings((0,))
     assert settings["data"]["slice_axis"] == 2
     assert settings["data"]["patch_size"] == [8, 12] and settings["task"]["mirror_axes"] == [1]
 
 
-def test_pictures_have_no_slice_axis(tmp_path: Path) -> None:
+def test_pictures_have_no_slice_axis(tmp_path):
     models.write_model(tmp_path, "slices")
     plans = models.plans("slices") | {"original_median_shape_after_transp": [1, 12, 12]}
     (tmp_path / "plans.json").write_text(json.dumps(plans))
@@ -62,9 +60,7 @@ def test_pictures_have_no_slice_axis(tmp_path: Path) -> None:
         ({}, {"patch_size": None}, "configuration thick is damaged"),
     ],
 )
-def test_what_is_not_supported_is_named(
-    tmp_path: Path, change: dict[str, Any], inner: dict[str, Any], expected: str
-) -> None:
+def test_what_is_not_supported_is_named(tmp_path, change, inner, expected):
     if "configurations" in change:
         models.write_model(tmp_path, "thick")
         (tmp_path / "plans.json").write_text(json.dumps(models.plans("thick") | change))
@@ -74,12 +70,12 @@ def test_what_is_not_supported_is_named(
         read(tmp_path, "thick")
 
 
-def test_a_configuration_that_inherits_from_itself_is_an_error(tmp_path: Path) -> None:
+def test_a_configuration_that_inherits_from_itself_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="inherits from itself"):
         read(_changed(tmp_path, {}, {"inherits_from": "thick"}), "thick")
 
 
-def test_pictures_in_colour_are_divided_by_255(tmp_path: Path) -> None:
+def test_pictures_in_colour_are_divided_by_255(tmp_path):
     schemes = {"normalization_schemes": ["RGBTo01Normalization", "NoNormalization"]}
     model = read(_changed(tmp_path, {}, schemes), "thick")
     assert model.normalisation == ("dataset", "none")

@@ -5,7 +5,6 @@ import logging
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -24,13 +23,13 @@ from medconv.training.run_dir import RunDir
 from medconv.training.weight_source import weight_source
 
 
-def _dataset(root: Path, name: str, labels: dict[str, int]) -> Path:
+def _dataset(root, name, labels):
     """Three cases in nnU-Net's layout; the last class is where the image is bright, the others at random."""
     (root / "labelsTr").mkdir(parents=True)
     rng = np.random.default_rng(0)
     for seed, case in enumerate("abc"):
         for image in models.write_image(root / "imagesTr", name, seed):
-            read: Any = nib.load(image)
+            read = nib.load(image)
             image.rename(image.with_name(image.name.replace(name, case)))
         label = rng.integers(0, len(labels), read.shape).astype(np.uint8)
         nib.save(nib.Nifti1Image(label, read.affine), root / f"labelsTr/{case}.nii.gz")
@@ -38,7 +37,7 @@ def _dataset(root: Path, name: str, labels: dict[str, int]) -> Path:
     return root
 
 
-def _config(pretrained: Path | str, *more: str) -> config.RunConfig:
+def _config(pretrained, *more):
     overrides = [
         "data=nnunet",
         f"init.pretrained={pretrained}",
@@ -56,12 +55,12 @@ def _config(pretrained: Path | str, *more: str) -> config.RunConfig:
     return config.validate(tiny.composed(*overrides))
 
 
-def with_plans(settings: config.RunConfig) -> config.RunConfig:
+def with_plans(settings):
     """As `run.prepare` does before it reads data."""
-    return weight_source(str(settings.init.pretrained)).settings(settings)  # type: ignore[no-any-return]
+    return weight_source(str(settings.init.pretrained)).settings(settings)
 
 
-def _train(pretrained: Path, data: Path, folder: Path, *more: str) -> Predictor:
+def _train(pretrained, data, folder, *more):
     paths = (f"data.root={data}", f"data.cache_dir={folder}/prepared", f"run.dir={folder}/run")
     checked = _config(pretrained, *paths, *more)
     run.train(checked, RunDir.of(checked, {}))
@@ -69,9 +68,7 @@ def _train(pretrained: Path, data: Path, folder: Path, *more: str) -> Predictor:
 
 
 @pytest.mark.parametrize("name", ["turned", "residual"])
-def test_a_run_begins_as_the_network_that_nnunet_trained(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_begins_as_the_network_that_nnunet_trained(tmp_path, name, caplog):
     """With a learning rate of 0, it predicts what the imported model predicts."""
     model = models.write_model(tmp_path / "model", name)
     data = _dataset(tmp_path / "data", name, {"background": 0, "core": 1, "rim": 2})
@@ -87,7 +84,7 @@ def test_a_run_begins_as_the_network_that_nnunet_trained(
     np.testing.assert_array_equal(trained(*image), imported(*image))
 
 
-def test_other_classes_get_a_new_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_classes_get_a_new_head(tmp_path, caplog):
     """Also if there are as many, for one fold of several, and while all else is frozen."""
     model = models.write_model(tmp_path / "model", "turned")
     data = _dataset(tmp_path / "data", "turned", {"background": 0, "a": 1, "b": 2})
@@ -97,7 +94,7 @@ def test_other_classes_get_a_new_head(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "init.freeze: 28 of 30 parameters" in caplog.text
 
 
-def test_images_of_more_channels_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_of_more_channels_are_taken(tmp_path, caplog):
     """The first convolution is adapted to them."""
     model = models.write_model(tmp_path / "model", "turned")
     data = _dataset(tmp_path / "data", "thick", {"background": 0, "core": 1, "rim": 2})
@@ -107,7 +104,7 @@ def test_images_of_more_channels_are_taken(tmp_path: Path, caplog: pytest.LogCap
     assert "30 of 30 tensors loaded, 1 of them reshaped" in caplog.text
 
 
-def test_what_a_user_sets_stays(tmp_path: Path) -> None:
+def test_what_a_user_sets_stays(tmp_path):
     model = models.write_model(tmp_path / "model", "thick")
     planned = with_plans(_config(model))
     assert planned.data.convention == "nnunet" and planned.data.spacing_mm == [1.0, 1.0, 4.0]
@@ -120,9 +117,7 @@ def test_what_a_user_sets_stays(tmp_path: Path) -> None:
     assert one_name.data.normalisation == "zscore_nonzero"  # for any number of channels
 
 
-def test_a_file_of_nnssl_sets_network_spacing_and_normalisation(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_of_nnssl_sets_network_spacing_and_normalisation(tmp_path, caplog):
     """Its encoder is loaded, its decoder is not there, and the head is new."""
     architecture = models.plans("residual")["configurations"]["base"]["architecture"]
     network = {"arch_class_name": "ResidualEncoderUNet", "arch_kwargs": architecture["arch_kwargs"]}
@@ -143,7 +138,7 @@ def test_a_file_of_nnssl_sets_network_spacing_and_normalisation(
     assert kept.data.spacing_mm == [2, 2, 2] and kept.data.normalisation == "rescale"
 
 
-def test_a_file_of_nnssl_may_be_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_nnssl_may_be_on_the_hub(tmp_path, monkeypatch):
     """As the folder of its fold has it there: its plan is found, and another pickle is no code."""
     architecture = models.plans("residual")["configurations"]["base"]["architecture"]
     network = {"arch_class_name": "ResidualEncoderUNet", "arch_kwargs": architecture["arch_kwargs"]}
@@ -161,13 +156,13 @@ def test_a_file_of_nnssl_may_be_on_the_hub(tmp_path: Path, monkeypatch: pytest.M
         find(name)
 
 
-def test_files_and_random_weights_are_left_alone(tmp_path: Path) -> None:
+def test_files_and_random_weights_are_left_alone(tmp_path):
     model = models.write_model(tmp_path / "model", "turned")
     file = _config(model / "fold_0/checkpoint_final.pth")
     assert with_plans(file) is file and find(str(file.init.pretrained)) is None
 
 
-def test_a_folder_that_is_gone_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_gone_is_named(tmp_path, caplog):
     """A run that it began refuses to resume, since the plans are missing; a file is not needed any more."""
     gone = _config(tmp_path / "gone")
     assert with_plans(gone) is gone
@@ -177,7 +172,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     assert "no such file" not in caplog.text
 
 
-def test_weights_of_the_hub_are_no_missing_folder(caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_of_the_hub_are_no_missing_folder(caplog):
     remote = _config("hf://OWNER/NAME/model.safetensors")
     assert with_plans(remote) is remote
     assert not caplog.text
@@ -195,7 +190,7 @@ def test_weights_of_the_hub_are_no_missing_folder(caplog: pytest.LogCaptureFixtu
         (("model=segresnet",), "", "is one of model=customconv or resenc, got monai.networks.nets.SegResNet"),
     ],
 )
-def test_what_cannot_be_taken_is_named(tmp_path: Path, more: Any, missing: str, expected: str) -> None:
+def test_what_cannot_be_taken_is_named(tmp_path, more, missing, expected):
     model = models.write_model(tmp_path / "model", "turned")
     if missing:
         (model / missing).unlink()

@@ -1,10 +1,8 @@
 """medconv/features/pictures/callbacks.py: whose saliency maps are logged, and what is painted."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from helpers import small_runs, tiny
 
@@ -26,14 +24,12 @@ FAST = [
 AVERAGED = ["weight_averaging=polynomial", "weight_averaging.begin=0", "weight_averaging.every=1"]
 
 
-def test_saliency_maps_are_those_of_the_validated_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saliency_maps_are_those_of_the_validated_weights(tmp_path, monkeypatch):
     """The averaged weights, as in the checkpoint, and not those that training would continue with."""
     folder = small_runs.write_classes(tmp_path / "light")
     states, draw = [], image_views.saliency.overlay
 
-    def overlay(network: Any, *more: Any) -> Any:
+    def overlay(network, *more):
         states.append({name: value.clone() for name, value in network.state_dict().items()})
         return draw(network, *more)
 
@@ -55,7 +51,7 @@ def test_saliency_maps_are_those_of_the_validated_weights(
     assert not torch.equal(content["current_model_state"][name], content["state_dict"][name])
 
 
-def test_ignored_voxels_are_not_painted() -> None:
+def test_ignored_voxels_are_not_painted():
     image, label = np.ones((1, 3)), torch.tensor([[[0, 1, 9]]])
     for ignore, is_painted in ((None, True), (9, False)):
         classes = LabelMapTargets.of_classes(["background", "box"], ignore)
@@ -64,7 +60,7 @@ def test_ignored_voxels_are_not_painted() -> None:
         assert np.array_equal(*pictures) != is_painted
 
 
-def test_the_cases_of_the_lowest_dice_are_kept_and_the_first_ones_shown_at_once() -> None:
+def test_the_cases_of_the_lowest_dice_are_kept_and_the_first_ones_shown_at_once():
     views = LabelMapViews(LabelMapTargets(("box",), ((1,),)), 2, (1.0, 1.0))
     at_once = []
     for case, dice in (("a", 0.9), ("b", None), ("c", 0.2), ("d", 0.95), ("e", 0.1234)):
@@ -78,13 +74,11 @@ def test_the_cases_of_the_lowest_dice_are_kept_and_the_first_ones_shown_at_once(
     assert all(picture.dtype == np.uint8 for _, picture in worst)
 
 
-def test_a_case_is_decoded_for_pictures_only_where_a_callback_shows_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[bool] = []
+def test_a_case_is_decoded_for_pictures_only_where_a_callback_shows_them(tmp_path, monkeypatch):
+    kept = []
     validate = validation.LabelMapValidation.__call__
 
-    def noted(self: Any, *arguments: Any) -> Any:
+    def noted(self, *arguments):
         validated = validate(self, *arguments)
         kept.append("prediction" in validated.predicted)
         return validated
@@ -97,7 +91,7 @@ def test_a_case_is_decoded_for_pictures_only_where_a_callback_shows_them(
     assert kept == [False, False, True, True, *[False] * 4]
 
 
-def test_without_its_feature_a_callback_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_its_feature_a_callback_is_left_out(caplog):
     caplog.set_level("INFO")
     missing = {"_target_": "medconv.features.no_such.Pictures"}
     assert trainer._users_callbacks({"pictures": missing}, RunDir(Path())) == []

@@ -1,7 +1,6 @@
 """medconv/features/pictures/drawing.py: planes, orientation, sizes and colours in a picture of a case."""
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,36 +16,36 @@ GAP = 4
 ORANGE, BLUE = np.array([230, 159, 0]), np.array([86, 180, 233])
 
 
-def runs(filled: np.ndarray) -> list[slice]:
+def runs(filled):
     """Stretches of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], filled.astype(int), [0]])))
     return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def panels(picture: np.ndarray) -> list[list[np.ndarray]]:
+def panels(picture):
     """Rows of panels, by the black gaps between them; nothing within an image may be black for this."""
     rows = [picture[rows] for rows in runs(picture.any(axis=(1, 2)))]
     return [[row[:, columns] for columns in runs(row.any(axis=(0, 2)))] for row in rows]
 
 
-def bright_image(shape: tuple[int, ...]) -> np.ndarray:
+def bright_image(shape):
     """Not black anywhere but in one corner voxel, which sets the scale."""
     image = np.full(shape, 100.0)
     image.flat[0] = 1000.0
     return image + np.random.default_rng(0).uniform(0, 100, shape)
 
 
-def coloured(panel: np.ndarray, bare: np.ndarray) -> np.ndarray:
+def coloured(panel, bare):
     return (panel != bare).any(axis=2)
 
 
-def centre(mask: np.ndarray) -> tuple[float, float]:
+def centre(mask):
     """(right, up) as shares of the panel's width and height."""
     rows, columns = np.nonzero(mask)
     return (columns.mean() + 0.5) / mask.shape[1], 1 - (rows.mean() + 0.5) / mask.shape[0]
 
 
-def test_2d_is_one_row_of_the_image_and_each_label_map() -> None:
+def test_2d_is_one_row_of_the_image_and_each_label_map():
     label = np.zeros((10, 20), np.uint8)
     picture = overlay(bright_image((10, 20)), [label, label], (1.0, 1.0))
     assert picture.dtype == np.uint8 and picture.shape == (160, 3 * 80 + 2 * GAP, 3)
@@ -54,7 +53,7 @@ def test_2d_is_one_row_of_the_image_and_each_label_map() -> None:
     assert (picture[:, :80] == picture[:, 84:164]).all() and (picture[:, :80] == picture[:, 168:]).all()
 
 
-def test_3d_is_three_rows() -> None:
+def test_3d_is_three_rows():
     label = np.zeros((8, 8, 8), np.int16)
     picture = overlay(bright_image((8, 8, 8)), [label], (1.0, 1.0, 1.0))
     assert picture.dtype == np.uint8 and picture.shape == (3 * 160 + 2 * GAP, 2 * 160 + GAP, 3)
@@ -71,7 +70,7 @@ def test_3d_is_three_rows() -> None:
         ((300, 10), (1.0, 3.0), [(300, 30)]),
     ],
 )
-def test_pixels_are_square_in_mm(shape: tuple[int, ...], spacing: tuple[float, ...], sizes_mm: list) -> None:
+def test_pixels_are_square_in_mm(shape, spacing, sizes_mm):
     picture = overlay(np.full(shape, 1.0) + bright_image(shape), [np.zeros(shape, np.uint8)], spacing)
     scales = [max(160 / max(size_mm), 1 / min(spacing)) for size_mm in sizes_mm]
     sizes = [(round(w * scale), round(h * scale)) for (w, h), scale in zip(sizes_mm, scales, strict=True)]
@@ -90,14 +89,14 @@ def test_pixels_are_square_in_mm(shape: tuple[int, ...], spacing: tuple[float, .
     assert picture.shape[0] == top - GAP
 
 
-def columns_of(row: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+def columns_of(row, width):
     """The two panels of a row, which are this wide with their black borders."""
     assert not row[:, width : width + GAP].any()
     return row[:, :width], row[:, width + GAP :]
 
 
 @pytest.mark.parametrize("voxel", [(1, 6), (0, 0), (7, 5)])
-def test_2d_right_is_left_as_in_pictures_and_anterior_is_up(voxel: tuple[int, int]) -> None:
+def test_2d_right_is_left_as_in_pictures_and_anterior_is_up(voxel):
     shape, spacing = (10, 8), (1.0, 2.0)
     label = np.zeros(shape, np.uint8)
     label[voxel] = 1
@@ -107,7 +106,7 @@ def test_2d_right_is_left_as_in_pictures_and_anterior_is_up(voxel: tuple[int, in
 
 
 @pytest.mark.parametrize("voxel", [(1, 6, 4), (7, 1, 0)])
-def test_3d_planes_pass_through_the_foreground_and_superior_is_up(voxel: tuple[int, int, int]) -> None:
+def test_3d_planes_pass_through_the_foreground_and_superior_is_up(voxel):
     shape, spacing = (10, 8, 5), (1.0, 1.0, 3.0)
     image, label = np.full(shape, 300.0), np.zeros(shape, np.uint8)
     image[0], image[voxel] = 200.0, 900.0
@@ -130,7 +129,7 @@ def test_3d_planes_pass_through_the_foreground_and_superior_is_up(voxel: tuple[i
         row += height + GAP
 
 
-def test_the_plane_of_most_foreground_of_the_first_label_map_is_shown() -> None:
+def test_the_plane_of_most_foreground_of_the_first_label_map_is_shown():
     reference, prediction = np.zeros((2, 6, 6, 6), np.uint8)
     reference[2:4, 2:4, 4] = 1
     reference[0, 0, 1] = 1
@@ -142,7 +141,7 @@ def test_the_plane_of_most_foreground_of_the_first_label_map_is_shown() -> None:
     assert coloured(second, bare).mean() == pytest.approx(1 / 36, abs=0.01)
 
 
-def test_contours_and_colours_appear_where_the_label_is_and_tell_classes_apart() -> None:
+def test_contours_and_colours_appear_where_the_label_is_and_tell_classes_apart():
     image, label = np.zeros((8, 8)), np.zeros((8, 8), np.uint8)
     label[:4], label[6:] = 1, 2
     picture = overlay(image, [label, (label == 2) * 8], (1.0, 1.0))
@@ -155,7 +154,7 @@ def test_contours_and_colours_appear_where_the_label_is_and_tell_classes_apart()
     assert np.abs(eighth[:, 121:] - 0.3 * ORANGE).max() <= 1  # the colours repeat
 
 
-def test_planes_show_a_lesion_rather_than_more_of_its_organ() -> None:
+def test_planes_show_a_lesion_rather_than_more_of_its_organ():
     label = np.zeros((10, 10, 10), np.uint8)
     label[1:9, 1:9, 1:9] = 1
     label[6, 7, 5] = 2
@@ -167,7 +166,7 @@ def test_planes_show_a_lesion_rather_than_more_of_its_organ() -> None:
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int16, np.float32])
 @pytest.mark.parametrize("classes", [0, 1, 3, 105])
-def test_planes_are_those_of_a_mask_per_class(classes: int, dtype: type) -> None:
+def test_planes_are_those_of_a_mask_per_class(classes, dtype):
     """Label values need not be consecutive, and negative ones are background."""
     random = np.random.default_rng(classes)
     values = np.array([0, -1, *range(1, 3 * classes + 1, 3)]).astype(dtype)
@@ -177,7 +176,7 @@ def test_planes_are_those_of_a_mask_per_class(classes: int, dtype: type) -> None
         assert chosen == planes_of_most_foreground(label)
 
 
-def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:
+def test_intensities_are_stretched_and_a_constant_image_is_black():
     ramp = np.repeat(np.linspace(-5, 3, 100)[:, None], 100, axis=1)
     picture = overlay(ramp, [np.zeros((100, 100), np.uint8)], (1.0, 1.0))
     assert (picture[:, 159] == 0).all() and (picture[:, 0] == 255).all()
@@ -186,12 +185,12 @@ def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:
     assert (flat == 0).all()
 
 
-def test_a_png_is_read_by_pillow() -> None:
+def test_a_png_is_read_by_pillow():
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
 
 
-def test_heat_lies_at_its_voxel_and_colours_are_kept() -> None:
+def test_heat_lies_at_its_voxel_and_colours_are_kept():
     strength = np.zeros((20, 10), np.float32)
     strength[15, 8] = 1
     image = np.zeros((3, 20, 10))
@@ -206,7 +205,7 @@ def test_heat_lies_at_its_voxel_and_colours_are_kept() -> None:
     )
 
 
-def test_a_large_picture_is_made_smaller_and_keeps_its_shape_and_contours() -> None:
+def test_a_large_picture_is_made_smaller_and_keeps_its_shape_and_contours():
     label = np.zeros((2000, 1000), np.uint8)
     label[500:1500, 250:750] = 1
     picture = overlay(bright_image((2000, 1000)), [label], (1.0, 1.0))
@@ -217,7 +216,7 @@ def test_a_large_picture_is_made_smaller_and_keeps_its_shape_and_contours() -> N
     assert centre(coloured(painted, image)) == pytest.approx((0.5, 0.5), abs=0.01)
 
 
-def test_columns_have_titles_and_the_classes_in_sight_a_legend() -> None:
+def test_columns_have_titles_and_the_classes_in_sight_a_legend():
     image, label = np.full((8, 8), 1.0), np.zeros((8, 8), np.uint8)
     label[:4] = 1
     bare = overlay(image, [label], (1.0, 1.0))
@@ -236,7 +235,7 @@ def test_columns_have_titles_and_the_classes_in_sight_a_legend() -> None:
     assert wrapped.shape == (160 + 2 * (GAP + text), 324, 3)
 
 
-def test_a_picture_is_shown_as_viewers_show_its_file(tmp_path: Path) -> None:
+def test_a_picture_is_shown_as_viewers_show_its_file(tmp_path):
     corner = np.zeros((4, 6), np.uint8)
     corner[0, 0] = 1  # top left
     Image.fromarray(corner).save(tmp_path / "mask.png")

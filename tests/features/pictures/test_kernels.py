@@ -1,7 +1,5 @@
 """medconv/features/pictures/callbacks.py: which kernels are logged, when, and which weights they show."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from medconv.features.pictures.callbacks import _shown_convs, kernel_picture
 LOGGED = ("callbacks=default", "logger=tensorboard", "trainer.max_steps=8")
 
 
-def test_the_first_a_middle_and_the_last_convolution_with_several_taps_are_shown() -> None:
+def test_the_first_a_middle_and_the_last_convolution_with_several_taps_are_shown():
     convs = [nn.Conv2d(1, 1, 3) for _ in range(4)]
     network = nn.Sequential(nn.Conv2d(1, 1, 1), *convs, nn.Conv2d(1, 1, 1))
     assert list(_shown_convs(network)) == ["1", "3", "4"]
@@ -31,13 +29,13 @@ class Own(nn.Module):
         return torch.ones(2, 1, 3, 3)
 
 
-def test_a_class_of_ones_own_is_shown_by_its_weight() -> None:
+def test_a_class_of_ones_own_is_shown_by_its_weight():
     network = nn.Sequential(Own(), nn.Linear(2, 2), nn.ConvTranspose2d(1, 1, 2), nn.Conv1d(1, 1, 3))
     assert list(_shown_convs(network)) == ["0"]
 
 
 @pytest.mark.parametrize("conv", ["none", "basis"])
-def test_a_run_logs_kernels_before_training_and_at_each_validation(tmp_path: Path, conv: str) -> None:
+def test_a_run_logs_kernels_before_training_and_at_each_validation(tmp_path, conv):
     dataset = tiny.write_dataset(tmp_path / "data/tiny", cases=4)
     tiny.train(dataset, tmp_path / "run", *LOGGED, f"conv={conv}")
     events = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"images": 0}).Reload()
@@ -49,7 +47,7 @@ def test_a_run_logs_kernels_before_training_and_at_each_validation(tmp_path: Pat
         assert images[0].encoded_image_string != images[-1].encoded_image_string
 
 
-def test_positive_is_red_negative_blue_and_zero_white() -> None:
+def test_positive_is_red_negative_blue_and_zero_white():
     weight = np.zeros((1, 1, 3, 3))
     weight[0, 0, 0, 0] = 2.0
     weight[0, 0, 2, 2] = -2.0
@@ -60,7 +58,7 @@ def test_positive_is_red_negative_blue_and_zero_white() -> None:
     assert picture[1 + 3 * tap // 2, 1 + 3 * tap // 2].tolist() == [255, 255, 255]
 
 
-def test_kernels_share_a_scale_and_a_dead_layer_is_white() -> None:
+def test_kernels_share_a_scale_and_a_dead_layer_is_white():
     weight = np.ones((2, 1, 3, 3))
     weight[1] /= 10
     picture = kernel_picture(weight).astype(int)
@@ -69,7 +67,7 @@ def test_kernels_share_a_scale_and_a_dead_layer_is_white() -> None:
     assert kernel_picture(np.zeros((1, 1, 3, 3)))[10, 10].tolist() == [255, 255, 255]
 
 
-def test_four_channels_evenly_spaced_and_the_slices_of_volumes_side_by_side() -> None:
+def test_four_channels_evenly_spaced_and_the_slices_of_volumes_side_by_side():
     flat = kernel_picture(np.ones((64, 32, 3, 3)))
     assert flat.shape == (4 * 58, 4 * 58, 3) and flat.dtype == np.uint8
     volume = kernel_picture(np.ones((2, 1, 3, 3, 5)))

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ NEVER = ["early_stopping=patience", "early_stopping.patience=2", "early_stopping
 PLATEAU = ["scheduler=plateau", "scheduler.patience=1", "scheduler.min_delta=2", "scheduler.warmup_steps=0"]
 
 
-def test_a_run_without_progress_stops_early_and_records_why(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_without_progress_stops_early_and_records_why(dataset, tmp_path):
     summary = tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40")
     assert summary["status"] == "done" and summary["steps"] == 12  # validations after 4, 8 and 12 steps
     best = next(iter(validations(tmp_path / "run")))
@@ -37,7 +36,7 @@ def test_a_run_without_progress_stops_early_and_records_why(dataset: Path, tmp_p
     assert again == summary  # it has finished
 
 
-def test_a_resumed_run_keeps_its_count(dataset: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_count(dataset, tmp_path):
     """Two steps between validations, in the middle of an epoch."""
     often = [*NEVER, "trainer.val_check_interval=2", "trainer.limit_val_batches=1"]
     tiny.train(dataset, tmp_path / "run", *often, "trainer.max_steps=4")
@@ -74,7 +73,7 @@ SCORED = [
 ]
 
 
-def test_no_run_stops_before_min_steps(dataset: Path, tmp_path: Path) -> None:
+def test_no_run_stops_before_min_steps(dataset, tmp_path):
     """After two validations without progress one is better, so the run continues."""
     settings = [
         "trainer.min_steps=14",
@@ -86,14 +85,14 @@ def test_no_run_stops_before_min_steps(dataset: Path, tmp_path: Path) -> None:
     assert len(validations(tmp_path / "run")) == 7
 
 
-def test_a_run_that_ends_anyway_has_not_stopped_early(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_that_ends_anyway_has_not_stopped_early(dataset, tmp_path):
     for name, end in (("steps", "trainer.max_steps=12"), ("epochs", "trainer.max_epochs=3")):
         settings = ["trainer.max_steps=-1", end, "+callbacks.scores.values=[0.5,0.4,0.4]"]
         summary = tiny.train(dataset, tmp_path / name, *SCORED, *settings)
         assert (summary["steps"], summary["stopped_early"]) == (12, None)
 
 
-def test_a_run_that_was_killed_while_stopping_has_ended(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_while_stopping_has_ended(dataset, tmp_path):
     folder = tmp_path / "run"
     settings = [*SCORED, "+callbacks.scores.values=[0.5,0.4,0.4]", "trainer.max_steps=60"]
     first = tiny.train(dataset, folder, *settings)
@@ -105,7 +104,7 @@ def test_a_run_that_was_killed_while_stopping_has_ended(dataset: Path, tmp_path:
     assert len(validations(folder)) == 3
 
 
-def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> None:
+def test_two_processes_end_at_the_same_step(dataset, tmp_path):
     """By a metric that only rank 0 has."""
     alone = [
         "early_stopping.monitor=val/cross_entropy",
@@ -152,17 +151,15 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
         ),
     ],
 )
-def test_settings_without_effect_are_errors(
-    override: list[str], message: str, dataset: Path, tmp_path: Path
-) -> None:
+def test_settings_without_effect_are_errors(override, message, dataset, tmp_path):
     with pytest.raises(ValueError, match=f"^{message}") as error:
         tiny.train(dataset, tmp_path / "run", *override, "logger=none")
     assert isinstance(error.value, ConfigError) or "no such metric" in message
 
 
-def validations(folder: Path) -> list[float]:
+def validations(folder):
     with (folder / "metrics.csv").open(newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
     scores = [float(row["val/dice"]) for row in rows if row.get("val/dice")]
     assert not any(math.isnan(value) for value in scores)
     return scores

@@ -2,7 +2,6 @@
 
 import math
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -11,13 +10,13 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from medconv.features.plateau.schedule import PlateauSchedule
-from medconv.training.optim.lr_schedulers import ProgressSchedule, cosine
+from medconv.training.optim.lr_schedulers import cosine
 
 SCORES = [0.1, 0.2, 0.2, 0.205, 0.3, 0.3, 0.29, 0.3, 0.31, 0.1, math.nan, 0.2, 0.2, 0.2]
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_plateau_equals_that_of_torch(mode: str) -> None:
+def test_plateau_equals_that_of_torch(mode):
     scores = [s if mode == "max" else -s for s in SCORES]
     ours = make(PlateauSchedule, 100, mode=mode, patience=3, min_delta=0.01, factor=0.5, min_factor=0.2)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
@@ -33,8 +32,8 @@ def test_plateau_equals_that_of_torch(mode: str) -> None:
     assert learning_rates == pytest.approx(expected) and learning_rates[-1] == pytest.approx(0.02)
 
 
-def test_plateau_resumes_from_its_state() -> None:
-    def rates_after(schedule: ProgressSchedule, scores: list[float]) -> list[float]:
+def test_plateau_resumes_from_its_state():
+    def rates_after(schedule, scores):
         learning_rates = []
         for score in scores:
             assert isinstance(schedule, PlateauSchedule)
@@ -50,7 +49,7 @@ def test_plateau_resumes_from_its_state() -> None:
         assert rates_after(second, SCORES[split:]) == pytest.approx(expected[split:])
 
 
-def test_plateau_resumes_after_another_schedule_or_another_metric() -> None:
+def test_plateau_resumes_after_another_schedule_or_another_metric():
     """It forgets the best value of another metric, and keeps the learning rate."""
     first = make(cosine, 20)
     rates(first, 5)
@@ -81,12 +80,12 @@ def test_plateau_resumes_after_another_schedule_or_another_metric() -> None:
         ({"factor": 1}, "factor must lie between 0 and 1, got 1"),
     ],
 )
-def test_invalid_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         make(PlateauSchedule, 10, **arguments)
 
 
-def test_it_has_a_warmup() -> None:
+def test_it_has_a_warmup():
     assert rates(make(PlateauSchedule, 100, warmup_steps=4), 5) == pytest.approx(
         [0.025, 0.05, 0.075, 0.1, 0.1]
     )

@@ -30,18 +30,18 @@ HELPFUL = Verdict(
         ({"p": 0.0734}, "no: could be chance (p = 0.073)"),
     ],
 )
-def test_a_verdict_says_why(changes: dict[str, object], reason: str) -> None:
-    verdict = replace(HELPFUL, **changes)  # type: ignore[arg-type]
+def test_a_verdict_says_why(changes, reason):
+    verdict = replace(HELPFUL, **changes)
     assert verdict.reason == reason
 
 
-def test_a_step_helps_if_it_is_better_significant_and_harms_no_class() -> None:
+def test_a_step_helps_if_it_is_better_significant_and_harms_no_class():
     assert HELPFUL.helps
     for changes in ({"after": 0.8}, {"low": -0.01}, {"low": None}, {"p": 0.06}, {"worse": ("liver",)}):
-        assert not replace(HELPFUL, **changes).helps  # type: ignore[arg-type]
+        assert not replace(HELPFUL, **changes).helps
 
 
-def test_the_table_has_accepted_steps_first() -> None:
+def test_the_table_has_accepted_steps_first():
     undefined = replace(HELPFUL, low=None, high=None)
     accepted = replace(HELPFUL, accepted=True)
     lines = table(Decision((accepted,), (undefined,), before={}, after={})).splitlines()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-import pytest
 from helpers import tiny
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 from helpers.processes import FORKED
@@ -19,13 +18,11 @@ from medconv.utils.exit_codes import DONE, USER
 MSD = "medconv.data.datasets.dataset_json.msd"
 
 
-def postprocess(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+def postprocess(monkeypatch, *arguments):
     return tiny.call(monkeypatch, "find-postprocessing", *arguments)
 
 
-def test_postprocessing_is_decided_on_validation_cases(
-    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_postprocessing_is_decided_on_validation_cases(sweep_folder, monkeypatch, capsys):
     assert postprocess(monkeypatch, "--runs", str(sweep_folder)) == DONE
     output = capsys.readouterr()
     assert "Dice over 7 cases" in output.out
@@ -58,9 +55,7 @@ def test_postprocessing_is_decided_on_validation_cases(
     assert sum(again[path] == predictions[path] for path in again) == 6  # the others are not predicted again
 
 
-def test_predictions_of_an_earlier_checkpoint_are_not_reused(
-    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_of_an_earlier_checkpoint_are_not_reused(sweep_folder, monkeypatch, capsys):
     """A Dice that differs from that in training gives a warning."""
     runs = by_fold(sweep_folder)
     case = next(iter(summaries(sweep_folder)["0"]["val/cases"]))
@@ -73,10 +68,8 @@ def test_predictions_of_an_earlier_checkpoint_are_not_reused(
     assert f"warning: Dice differs from that in training: {case}" in capsys.readouterr().out
 
 
-def test_a_config_can_neither_run_code_nor_delete_other_folders(
-    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def fails(reason: str, *arguments: str) -> None:
+def test_a_config_can_neither_run_code_nor_delete_other_folders(sweep_folder, monkeypatch, capsys, tmp_path):
+    def fails(reason, *arguments):
         assert postprocess(monkeypatch, "--runs", str(sweep_folder), *arguments) == USER
         error = capsys.readouterr().err
         assert error.count("error:") == 1 and "Traceback" not in error and reason in error
@@ -118,9 +111,9 @@ def test_a_config_can_neither_run_code_nor_delete_other_folders(
 
 
 def test_incomplete_cross_validations_are_refused_with_the_reason(
-    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def fails(*arguments: str) -> str:
+    sweep_folder, monkeypatch, capsys, tmp_path
+):
+    def fails(*arguments):
         assert postprocess(monkeypatch, *arguments) == USER
         error = capsys.readouterr().err
         assert error.count("error:") == 1 and "Traceback" not in error
@@ -169,9 +162,7 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
     assert "none of them is 'seed=8'; --select " in fails("--runs", str(sweep_folder), "--select", "seed=8")
 
 
-def test_predictions_of_pictures_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_of_pictures_are_found(tmp_path, monkeypatch, capsys):
     """They are PNG files, unlike those of volumes."""
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()

@@ -1,12 +1,9 @@
 """Post-processing in a prediction."""
 
 import json
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-import pytest
-from helpers.exports import Exported
 from helpers.members import call
 
 from medconv.features.postprocessing.steps import Step, Steps
@@ -14,13 +11,11 @@ from medconv.inference.inputs import find_cases
 from medconv.inference.predictor import Predictor
 
 
-def voxels(path: Path) -> np.ndarray:
+def voxels(path):
     return np.asarray(nib.load(path).dataobj)
 
 
-def test_postprocessing_is_applied_and_recorded(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_postprocessing_is_applied_and_recorded(exported, tmp_path, monkeypatch, capsys):
     images, checkpoint, _ = exported
     predictor = Predictor.load([checkpoint])
     steps = Steps((Step("remove_small", "box", 1e6),), predictor.targets)

@@ -5,28 +5,25 @@ import pytest
 
 from medconv.data.case import Grid
 from medconv.features.postprocessing import search
-from medconv.features.postprocessing.decision import Decision, table
+from medconv.features.postprocessing.decision import table
 from medconv.features.postprocessing.search import LabelledCase
 from medconv.features.postprocessing.steps import FOREGROUND, Step
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.segmentation import SegmentationTargets
 
 CLASSES = LabelMapTargets.of_classes(("background", "a", "b"))
 CASES = [f"case_{i:02d}" for i in range(16)]
 SHAPE = (20, 20, 10)
 
 
-def reference() -> np.ndarray:
+def reference():
     """`a` of 180 voxels, `b` of 150, 3 mm^3 each."""
     label = np.zeros(SHAPE, np.int16)
     label[3:9, 3:9, 2:7], label[12:17, 12:17, 2:8] = 1, 2
     return label
 
 
-def samples(
-    predictions: dict[str, np.ndarray], references: dict[str, np.ndarray] | None = None
-) -> dict[str, LabelledCase]:
+def samples(predictions, references=None):
     grid = Grid.of(SHAPE, np.diag([1.0, 1.5, 2.0, 1.0]))
     labels = references or {}
     return {
@@ -35,11 +32,11 @@ def samples(
     }
 
 
-def decide(cases: dict[str, LabelledCase], *steps: Step, targets: SegmentationTargets = CLASSES) -> Decision:
+def decide(cases, *steps, targets=CLASSES):
     return search.decide(cases.__getitem__, sorted(cases), targets, steps)
 
 
-def strays(count: int, value: int = 1) -> dict[str, np.ndarray]:
+def strays(count, value=1):
     """Predictions with a stray component of `value`, in the first `count` cases; a little larger from case
     to case.
     """
@@ -50,7 +47,7 @@ def strays(count: int, value: int = 1) -> dict[str, np.ndarray]:
     return predictions
 
 
-def test_a_step_that_helps_is_kept_with_its_evidence() -> None:
+def test_a_step_that_helps_is_kept_with_its_evidence():
     cases = samples(strays(14))
     decision = decide(cases, Step("keep_largest", "a"), Step("keep_largest", "b"), Step("fill_holes", "a"))
     (kept,) = decision.accepted
@@ -67,7 +64,7 @@ def test_a_step_that_helps_is_kept_with_its_evidence() -> None:
     assert table(decision).count("\n") == 3
 
 
-def test_a_step_that_harms_is_not_kept() -> None:
+def test_a_step_that_harms_is_not_kept():
     """Every reference has two parts, and so has the prediction."""
     two = reference()
     two[3:6, 12:17, 2:7] = 1
@@ -81,7 +78,7 @@ def test_a_step_that_harms_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, False), (4, False), (5, False), (8, True)])
-def test_a_gain_that_could_be_chance_is_not_kept(count: int, kept: bool) -> None:
+def test_a_gain_that_could_be_chance_is_not_kept(count, kept):
     decision = decide(samples(strays(count)), Step("keep_largest", "a"), Step("fill_holes", "b"))
     assert bool(decision.accepted) == kept
     if not kept:
@@ -89,7 +86,7 @@ def test_a_gain_that_could_be_chance_is_not_kept(count: int, kept: bool) -> None
         assert decision.rejected[0].reason.startswith("no: could be chance (p = ")
 
 
-def test_more_candidates_need_stronger_evidence() -> None:
+def test_more_candidates_need_stronger_evidence():
     """One of ten steps looks good by chance ten times as often as a single step."""
     cases = samples(strays(7))
     steps = [
@@ -101,7 +98,7 @@ def test_more_candidates_need_stronger_evidence() -> None:
     assert not decide(cases, *steps).accepted
 
 
-def test_a_step_that_helps_on_average_but_harms_a_class_is_not_kept() -> None:
+def test_a_step_that_helps_on_average_but_harms_a_class_is_not_kept():
     """`b` has a small part in every reference, which is removed with the strays of `a`."""
     parts = reference()
     parts[0, 0, :2] = 2
@@ -114,7 +111,7 @@ def test_a_step_that_helps_on_average_but_harms_a_class_is_not_kept() -> None:
     assert [v.step.label for v in helps.accepted] == ["a"]
 
 
-def test_a_false_positive_in_an_empty_reference_counts_fully() -> None:
+def test_a_false_positive_in_an_empty_reference_counts_fully():
     absent = reference()
     absent[absent == 2] = 0
     predictions = {case: absent.copy() for case in CASES}
@@ -125,7 +122,7 @@ def test_a_false_positive_in_an_empty_reference_counts_fully() -> None:
     assert (kept.before, kept.after) == (0, 1)
 
 
-def test_steps_are_added_one_by_one_the_best_first() -> None:
+def test_steps_are_added_one_by_one_the_best_first():
     predictions = strays(16)
     for i, label in enumerate(predictions.values()):
         label[14, 14, 4 : 6 + i % 2] = 0  # a hole of `b`, which costs less than the strays of `a`
@@ -141,7 +138,7 @@ def test_steps_are_added_one_by_one_the_best_first() -> None:
     assert decision.after == {"a": 1.0, "b": 1.0}
 
 
-def test_ignored_voxels_do_not_count() -> None:
+def test_ignored_voxels_do_not_count():
     ignored = reference()
     ignored[16:20, :5, :8] = 255
     cases = samples(strays(16), dict.fromkeys(CASES, ignored))
@@ -153,7 +150,7 @@ def test_ignored_voxels_do_not_count() -> None:
     assert decision.rejected[0].changed == 16 and decision.rejected[0].difference == 0
 
 
-def test_thresholds_come_from_the_components_of_the_references() -> None:
+def test_thresholds_come_from_the_components_of_the_references():
     references = {}
     for i, case in enumerate(CASES):
         references[case] = reference()
@@ -176,7 +173,7 @@ def test_thresholds_come_from_the_components_of_the_references() -> None:
 
 
 @pytest.mark.parametrize("mm3", [209.7, 0.012345, 99999.0, 3.0, 0.3])
-def test_a_threshold_does_not_exceed_its_component(mm3: float) -> None:
+def test_a_threshold_does_not_exceed_its_component(mm3):
     thresholds = [
         s.min_mm3
         for s in search.candidates({"a": np.array([mm3])}, LabelMapTargets.of_classes(("_", "a")))
@@ -186,7 +183,7 @@ def test_a_threshold_does_not_exceed_its_component(mm3: float) -> None:
     assert thresholds[1] <= mm3 * (1 + 1e-9) and thresholds[1] == pytest.approx(mm3, rel=0.01)
 
 
-def test_the_foreground_is_tried_unless_a_class_or_region_covers_it() -> None:
+def test_the_foreground_is_tried_unless_a_class_or_region_covers_it():
     one = LabelMapTargets.of_classes(("background", "a"))
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
     for targets, names in ((one, {"a"}), (regions, {"whole", "core"}), (CLASSES, {"a", "b", FOREGROUND})):
@@ -194,12 +191,12 @@ def test_the_foreground_is_tried_unless_a_class_or_region_covers_it() -> None:
         assert {step.label for step in search.candidates(volumes, targets)} == names
 
 
-def test_an_absent_class_has_no_threshold() -> None:
+def test_an_absent_class_has_no_threshold():
     steps = search.candidates({"a": np.array([])}, LabelMapTargets.of_classes(("background", "a")))
     assert [step.operation for step in steps] == ["keep_largest", "fill_holes"]
 
 
-def test_a_crop_changes_nothing() -> None:
+def test_a_crop_changes_nothing():
     """Holes at the border of the crop, a hole in a slice of a volume, a case without any foreground."""
     rng = np.random.default_rng(0)
     label = rng.choice(3, SHAPE, p=[0.6, 0.2, 0.2]).astype(np.int16)

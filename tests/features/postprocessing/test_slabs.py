@@ -8,7 +8,7 @@ from medconv.features.postprocessing.steps import Step, Steps
 from medconv.inference.predictor import Predictor
 
 
-def test_components_are_those_of_the_whole_label_map() -> None:
+def test_components_are_those_of_the_whole_label_map():
     """They cross the borders of slabs."""
     one = model(0, 1.4)
     steps = Steps((Step("keep_largest", "a"),), one.targets)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,11 @@ REGIONS = RegionTargets(("outer", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)
 SPACING = (1.0, 1.5, 2.0)
 
 
-def grid(label: np.ndarray) -> Grid:
+def grid(label):
     return Grid.of(label.shape, np.diag([*SPACING, 1]))
 
 
-def random_label(seed: int, shape: tuple[int, ...], values: int = 3, background: float = 0.4) -> np.ndarray:
+def random_label(seed, shape, values=3, background=0.4):
     """Many components of any shape, and holes; values below `values`."""
     rng = np.random.default_rng(seed)
     share = [background, *[(1 - background) / (values - 1)] * (values - 1)]
@@ -32,7 +31,7 @@ def random_label(seed: int, shape: tuple[int, ...], values: int = 3, background:
 
 @pytest.mark.parametrize("shape", [(7, 6, 5), (12, 11, 1), (1, 9, 10), (6, 1, 1)])
 @pytest.mark.parametrize("seed", range(6))
-def test_components_equal_those_of_flood_fill(shape: tuple[int, ...], seed: int) -> None:
+def test_components_equal_those_of_flood_fill(shape, seed):
     label = random_label(seed, shape, background=0.75)
     before, volume = label.copy(), math.prod(SPACING)
     for name, values in (("a", (1,)), ("b", (2,)), (FOREGROUND, (1, 2))):
@@ -47,7 +46,7 @@ def test_components_equal_those_of_flood_fill(shape: tuple[int, ...], seed: int)
 @pytest.mark.parametrize("shape", [(7, 6, 5), (12, 11, 1), (1, 9, 10), (6, 1, 1)])
 @pytest.mark.parametrize("background", [0.05, 0.2, 0.4])
 @pytest.mark.parametrize("seed", range(3))
-def test_filled_holes_equal_those_of_flood_fill(shape: tuple[int, ...], background: float, seed: int) -> None:
+def test_filled_holes_equal_those_of_flood_fill(shape, background, seed):
     for values in (2, 3):
         label = random_label(seed, shape, values, background)
         for name, value in (("a", 1), ("b", 2)):
@@ -55,7 +54,7 @@ def test_filled_holes_equal_those_of_flood_fill(shape: tuple[int, ...], backgrou
             assert np.array_equal(filled, oracle.fill_holes(label, value))
 
 
-def test_a_diagonal_gap_leaves_a_hole_closed_and_a_channel_opens_it() -> None:
+def test_a_diagonal_gap_leaves_a_hole_closed_and_a_channel_opens_it():
     label = np.zeros((7, 7, 7), np.int16)
     label[1:6, 1:6, 1:6] = 1
     label[3, 3, 3] = 0
@@ -70,7 +69,7 @@ def test_a_diagonal_gap_leaves_a_hole_closed_and_a_channel_opens_it() -> None:
     assert Step("fill_holes", "a").apply(flat, grid(flat), CLASSES)[3, 3, 1] == 0
 
 
-def test_volumes_are_in_mm3_in_any_orientation() -> None:
+def test_volumes_are_in_mm3_in_any_orientation():
     label = np.zeros((6, 8, 10), np.int16)
     label[:2, :2, :2], label[4, 5:8, 4] = 1, 1  # 24 and 9 mm^3
     for axes, signs in ORIENTATIONS[::7]:
@@ -80,7 +79,7 @@ def test_volumes_are_in_mm3_in_any_orientation() -> None:
         assert Step("remove_small", "a", 9.1).apply(label, turned, CLASSES).sum() == 8
 
 
-def test_equally_large_components_are_all_kept() -> None:
+def test_equally_large_components_are_all_kept():
     label = np.zeros((9, 3, 1), np.int16)
     label[[0, 4, 8]] = 1
     label[4, 2] = 0
@@ -88,7 +87,7 @@ def test_equally_large_components_are_all_kept() -> None:
     assert processed[0].all() and processed[8].all() and not processed[4].any()
 
 
-def test_a_removed_component_gets_the_value_of_the_region_around_it() -> None:
+def test_a_removed_component_gets_the_value_of_the_region_around_it():
     label = np.zeros((9, 9, 1), np.int16)
     label[1:8, 1:8] = 1
     label[2:5, 2:5], label[3, 3], label[6, 6], label[2, 6] = 2, 1, 3, 0
@@ -105,13 +104,13 @@ def test_a_removed_component_gets_the_value_of_the_region_around_it() -> None:
     assert Step("fill_holes", "core").apply(label, grid(label), REGIONS) is label
 
 
-def test_an_empty_label_map_is_unchanged() -> None:
+def test_an_empty_label_map_is_unchanged():
     label = np.zeros((4, 4, 4), np.int16)
     for step in (Step("keep_largest", FOREGROUND), Step("remove_small", "a", 5.0), Step("fill_holes", "b")):
         assert step.apply(label, grid(label), CLASSES) is label
 
 
-def test_the_steps_of_a_file_are_applied_in_their_order(tmp_path: Path) -> None:
+def test_the_steps_of_a_file_are_applied_in_their_order(tmp_path):
     label = np.zeros((9, 9, 1), np.int16)
     label[1:6, 1:6], label[3, 3], label[8, 8] = 1, 0, 1
     label[3, 3] = 2  # a voxel of the other class inside
@@ -133,7 +132,7 @@ def test_the_steps_of_a_file_are_applied_in_their_order(tmp_path: Path) -> None:
     assert [step.plain() for step in steps.steps][1] == {"operation": "fill_holes", "label": "a"}
 
 
-def test_steps_for_other_classes_are_refused() -> None:
+def test_steps_for_other_classes_are_refused():
     label = np.zeros((4, 4, 4), np.int16)
     other = LabelMapTargets.of_classes(("background", "b", "a"))
     with pytest.raises(ValueError, match=r"made for a=1, b=2; the network has b=1, a=2"):
@@ -202,7 +201,7 @@ GOOD = {"operation": "remove_small", "label": "a", "min_mm3": 4.0}
         ),
     ],
 )
-def test_a_file_with_invalid_steps_is_refused(content: object, message: str, tmp_path: Path) -> None:
+def test_a_file_with_invalid_steps_is_refused(content, message, tmp_path):
     path = tmp_path / "steps.json"
     if isinstance(content, dict) and "targets" not in content:
         content = {**content, "targets": CLASSES.plain()}
@@ -213,6 +212,6 @@ def test_a_file_with_invalid_steps_is_refused(content: object, message: str, tmp
     assert message in str(error.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"none\.json: cannot be read \(No such file"):
         read(tmp_path / "none.json")

@@ -1,11 +1,7 @@
 """medconv/features/pretrained/fit.py: another number of channels, 2D kernels in 3D, and the layers that change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +17,8 @@ from medconv.models.unet import UNet
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (1, 3), (3, 2), (2, 4)])
 @pytest.mark.parametrize("conv", ["plain", "basis"])
 def test_an_image_with_equal_channels_gives_the_same_logits_for_another_number_of_channels(
-    old: int, new: int, conv: str, tmp_path: Path
-) -> None:
+    old, new, conv, tmp_path
+):
     source, network = unet(channels=old, seed=1), unet(channels=new, seed=2)
     if conv == "basis":
         for model in (source, network):
@@ -37,7 +33,7 @@ def test_an_image_with_equal_channels_gives_the_same_logits_for_another_number_o
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_only_layers_that_read_the_image_are_adapted_to_its_channels(tmp_path: Path) -> None:
+def test_only_layers_that_read_the_image_are_adapted_to_its_channels(tmp_path):
     """A layer elsewhere may have as many inputs as the image has channels."""
     report = load(
         unet(widths=(1, 8)), save(tmp_path / "file.pth", unet(seed=1).state_dict()), DERIVED, UNET_LAYERS
@@ -49,9 +45,7 @@ def test_only_layers_that_read_the_image_are_adapted_to_its_channels(tmp_path: P
 
 
 @pytest.mark.parametrize("file_axis", [None, 0, 1, 2])
-def test_an_inflated_network_gives_the_logits_of_the_2d_network(
-    file_axis: int | None, tmp_path: Path
-) -> None:
+def test_an_inflated_network_gives_the_logits_of_the_2d_network(file_axis, tmp_path):
     """For an image that is constant along the new axis, away from its borders."""
     flat, solid = unet(2, seed=1), unet(3, seed=2)
     path = save(tmp_path / "ours.ckpt", our_checkpoint(flat, replace(DERIVED, slice_axis=file_axis)))
@@ -65,7 +59,7 @@ def test_an_inflated_network_gives_the_logits_of_the_2d_network(
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_2d_kernels_are_repeated_along_the_axis_for_which_they_fit(tmp_path: Path) -> None:
+def test_2d_kernels_are_repeated_along_the_axis_for_which_they_fit(tmp_path):
     flat = unet(2, seed=1)
     solid = UNet(3, 1, 3, (4, 8), strides=[(1, 2, 2)], kernel_size=[(1, 3, 3), (3, 3, 3)])
     report = load(solid, save(tmp_path / "flat.pth", flat.state_dict()), DERIVED, None, "inflate")
@@ -73,7 +67,7 @@ def test_2d_kernels_are_repeated_along_the_axis_for_which_they_fit(tmp_path: Pat
     assert torch.equal(solid.encoder[0][0].weight[:, :, 0], flat.encoder[0][0].weight)
 
 
-def test_acs_puts_2d_weights_unchanged_into_planes_and_conv_acs_keeps_them(tmp_path: Path) -> None:
+def test_acs_puts_2d_weights_unchanged_into_planes_and_conv_acs_keeps_them(tmp_path):
     flat, solid = unet(2, seed=1, widths=(6, 9)), unet(3, seed=2, widths=(6, 9))
     load(solid, save(tmp_path / "flat.pth", flat.state_dict()), DERIVED, None, "acs")
     dense, planes = solid.encoder[0][3].weight.detach(), flat.encoder[0][3].weight.detach()
@@ -88,7 +82,7 @@ def test_acs_puts_2d_weights_unchanged_into_planes_and_conv_acs_keeps_them(tmp_p
     assert max(report.errors.values()) < 1e-6
 
 
-def node(target: str, **more: Any) -> dict[str, Any]:
+def node(target, **more):
     return {"_target_": target, "spatial_dims": 2, "in_channels": 1, "out_channels": 2, **more}
 
 
@@ -119,7 +113,7 @@ NODES = {
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_layers_of_finds_the_layers_whose_size_depends_on_the_dataset(name: str) -> None:
+def test_layers_of_finds_the_layers_whose_size_depends_on_the_dataset(name):
     """By building the network with one more channel and one more output, not by names or types."""
     model, image, head = NODES[name]
     state = torch.get_rng_state()
@@ -134,24 +128,24 @@ LAYERS = Layers(image=frozenset({"0"}), head=frozenset({"2"}))
 FIT = Fit(NETWORK, num_channels=2, layers=LAYERS, inflate_2d=None, axis=2, has_other_classes=False)
 
 
-def pair(name: str, *shape: int) -> Pair:
+def pair(name, *shape):
     return Pair(file=torch.randn(shape), network=NETWORK.state_dict()[name])
 
 
-def test_equal_shapes_are_taken_as_they_are() -> None:
+def test_equal_shapes_are_taken_as_they_are():
     same = pair("0.weight", 4, 2, 3, 3, 3)
     value, note = FIT("0.weight", same)
     assert value is same.file and note == ""
 
 
-def test_a_kernel_of_2d_images_with_other_channels_is_adapted_twice() -> None:
+def test_a_kernel_of_2d_images_with_other_channels_is_adapted_twice():
     fit = replace(FIT, inflate_2d="inflate")
     value, note = fit("0.weight", pair("0.weight", 4, 3, 3, 3))
     assert value is not None and value.shape == (4, 2, 3, 3, 3)
     assert note == "(4, 3, 3, 3) to (4, 2, 3, 3, 3): 2D to 3D by inflate, axis 2, other input channels"
 
 
-def test_what_does_not_fit_has_a_reason() -> None:
+def test_what_does_not_fit_has_a_reason():
     assert FIT("2.bias", pair("2.bias", 3)) == (None, "(3,) in the file, here (5,)")
     whole_numbers = Pair(torch.ones(5, dtype=torch.int64), NETWORK.state_dict()["2.bias"])
     assert FIT("2.bias", whole_numbers) == (None, "torch.int64 in the file, here torch.float32")
@@ -159,6 +153,6 @@ def test_what_does_not_fit_has_a_reason() -> None:
     assert other_classes("2.bias", pair("2.bias", 5)) == (None, "head of other classes")
 
 
-def test_the_convolution_of_a_tensor() -> None:
+def test_the_convolution_of_a_tensor():
     assert convolution_of(NETWORK, "2.weight") is NETWORK[2]
     assert convolution_of(NETWORK, "1.weight") is None and convolution_of(NETWORK, "7.weight") is None

@@ -1,12 +1,8 @@
 """medconv/features/pretrained/load.py: what is loaded, the report of the rest, and files that do not fit."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,20 +19,19 @@ from helpers.pretrained import (
 )
 from monai.networks.nets import UNet as MonaiUNet
 from monai.networks.nets.resnet import ResNet
-from torch import Tensor, nn
 
 from medconv.config import ConfigError
 from medconv.features.pretrained.fit import Layers
 from medconv.features.pretrained.load import Report, load
 
 
-def resnet18(dims: int, channels: int, classes: int) -> ResNet:
+def resnet18(dims, channels, classes):
     """MONAI's, as torchvision builds it."""
     settings = {"num_classes": classes, "bias_downsample": False, "conv1_t_stride": 2}
     return ResNet("basic", [2, 2, 2, 2], [64, 128, 256, 512], dims, channels, **settings)
 
 
-def test_weights_of_torchvisions_resnet_fit_monais(tmp_path: Path) -> None:
+def test_weights_of_torchvisions_resnet_fit_monais(tmp_path):
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
     torch.manual_seed(1)
     source = models.resnet18(weights=None).eval()
@@ -54,7 +49,7 @@ def test_weights_of_torchvisions_resnet_fit_monais(tmp_path: Path) -> None:
     )
 
 
-def test_what_does_not_fit_stays_random_and_is_reported(tmp_path: Path) -> None:
+def test_what_does_not_fit_stays_random_and_is_reported(tmp_path):
     source, network = resnet(classes=10), resnet(classes=2)
     state = dict(source.state_dict())
     del state["layer1.0.conv1.weight"]
@@ -90,7 +85,7 @@ def test_what_does_not_fit_stays_random_and_is_reported(tmp_path: Path) -> None:
     )
 
 
-def test_the_error_for_a_wider_network_names_the_kernels_of_other_size(tmp_path: Path) -> None:
+def test_the_error_for_a_wider_network_names_the_kernels_of_other_size(tmp_path):
     path = save(tmp_path / "file.pth", unet(widths=(8, 16)).state_dict())
     with pytest.raises(ValueError) as error:
         load(unet(), path, DERIVED, UNET_LAYERS)
@@ -101,7 +96,7 @@ def test_the_error_for_a_wider_network_names_the_kernels_of_other_size(tmp_path:
     )
 
 
-def test_a_head_of_other_classes_is_not_loaded_even_if_it_fits(tmp_path: Path) -> None:
+def test_a_head_of_other_classes_is_not_loaded_even_if_it_fits(tmp_path):
     source, network = unet(seed=1), unet(seed=2)
     network.head.bias.data.fill_(7.0)
     source.head.bias.data.fill_(8.0)
@@ -113,7 +108,7 @@ def test_a_head_of_other_classes_is_not_loaded_even_if_it_fits(tmp_path: Path) -
     assert report.unused["supervision.heads.0.weight"] == "no such name in the network" and report.share == 1
 
 
-def test_the_error_for_a_file_without_matching_names_lists_both_names(tmp_path: Path) -> None:
+def test_the_error_for_a_file_without_matching_names_lists_both_names(tmp_path):
     path = save(tmp_path / "other.pth", resnet().state_dict())
     with pytest.raises(ValueError) as error:
         load(unet(), path, DERIVED)
@@ -124,9 +119,7 @@ def test_the_error_for_a_file_without_matching_names_lists_both_names(tmp_path: 
     )
 
 
-def test_another_architecture_with_common_names_is_refused_or_causes_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_architecture_with_common_names_is_refused_or_causes_a_warning(tmp_path, caplog):
     other = resnet().state_dict()
     bn1 = {
         name.replace("bn1", "encoder.0.1"): value for name, value in other.items() if name.startswith("bn1")
@@ -144,13 +137,13 @@ def test_another_architecture_with_common_names_is_refused_or_causes_a_warning(
     )
 
 
-def not_finite() -> dict[str, Tensor]:
+def not_finite():
     state = dict(unet().state_dict())
     state["up.0.weight"] = torch.full_like(state["up.0.weight"], torch.nan)
     return state
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Mapping[str, Tensor]], str]] = {
+REFUSED = {
     "not finite": (unet, not_finite, "up.0.weight in it holds numbers that are not finite"),
     "2D in 3D": (
         partial(resnet, 3, 1),
@@ -176,18 +169,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Mapping[str, Tens
 
 
 @pytest.mark.parametrize("content", REFUSED)
-def test_a_file_for_another_kind_of_network_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_file_for_another_kind_of_network_is_refused(content, tmp_path):
     network, state, words = REFUSED[content]
     assert_refused(network(), save(tmp_path / "file.pth", state()), words)
 
 
-def test_an_unknown_inflation_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_inflation_is_refused(tmp_path):
     path = save(tmp_path / "file.pth", unet().state_dict())
     with pytest.raises(ConfigError, match=r"init\.inflate_2d must be null or one of inflate, acs, got 3d"):
         load(unet(), path, DERIVED, None, "3d")
 
 
-def test_the_head_of_monais_u_net_has_several_layers(tmp_path: Path) -> None:
+def test_the_head_of_monais_u_net_has_several_layers(tmp_path):
     """Between datasets with other labels, two layers stay random."""
     build = partial(MonaiUNet, 2, 1, channels=(4, 8), strides=(2,), num_res_units=1)
     source, network = build(out_channels=3), build(out_channels=2)
@@ -197,7 +190,7 @@ def test_the_head_of_monais_u_net_has_several_layers(tmp_path: Path) -> None:
     assert all(name.startswith("model.2.") for name in report.random) and report.share == 1
 
 
-def test_the_line_names_only_what_there_is() -> None:
+def test_the_line_names_only_what_there_is():
     assert str(Report(loaded=["a", "b"])) == "2 of 2 tensors loaded"
     report = Report(["a"], {"a": "(2,) to (3,)"}, {"head": "head of other classes"}, {"fc": ""})
     assert str(report) == (
@@ -205,7 +198,7 @@ def test_the_line_names_only_what_there_is() -> None:
     )
 
 
-def test_the_table_says_how_many_rows_it_leaves_out() -> None:
+def test_the_table_says_how_many_rows_it_leaves_out():
     report = Report(loaded=[f"layer{i}" for i in range(14)], unused={"fc": "no such name in the network"})
     lines = report.table().splitlines()
     assert lines[0] == "  not used  fc  no such name in the network"

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from helpers.pretrained import DERIVED, assert_same, save, unet
-from torch import Tensor, nn
+from torch import nn
 
 from medconv.features.pretrained.load import load
 
 
-def nested(state: Mapping[str, Tensor]) -> dict[str, Any]:
+def nested(state):
     """One mapping per module."""
-    tree: dict[str, Any] = {}
+    tree = {}
     for name, value in state.items():
         *parts, last = name.split(".")
         node = tree
@@ -26,7 +22,7 @@ def nested(state: Mapping[str, Tensor]) -> dict[str, Any]:
     return tree
 
 
-WRAPPINGS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+WRAPPINGS = {
     "plain": lambda state: state,
     "DataParallel": lambda state: {f"module.{name}": value for name, value in state.items()},
     "compiled": lambda state: {f"_orig_mod.{name}": value for name, value in state.items()},
@@ -48,7 +44,7 @@ WRAPPINGS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_names_match_whatever_the_file_puts_before_them(wrapping: str, tmp_path: Path) -> None:
+def test_names_match_whatever_the_file_puts_before_them(wrapping, tmp_path):
     source, network = unet(seed=1), unet(seed=2)
     report = load(
         network, save(tmp_path / "file.pth", WRAPPINGS[wrapping](dict(source.state_dict()))), DERIVED
@@ -65,7 +61,7 @@ class Larger(nn.Module):
         self.backbone, self.classifier = unet(seed=5), nn.Linear(3, 2)
 
 
-def test_a_file_may_cover_a_part_of_a_larger_network(tmp_path: Path) -> None:
+def test_a_file_may_cover_a_part_of_a_larger_network(tmp_path):
     source, network = unet(seed=1), Larger()
     before = network.classifier.weight.detach().clone()
     report = load(network, save(tmp_path / "file.pt", {"module": source.state_dict()}), DERIVED)

@@ -1,8 +1,5 @@
 """medconv/features/pretrained/nnunet_names.py: weights of nnU-Net by our names, and ours by nnU-Net's."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +12,7 @@ from medconv.features.pretrained.nnunet_names import nnunet_state, unet_weights
 from medconv.models.unet import UNet
 
 
-def test_every_tensor_is_accounted_for() -> None:
+def test_every_tensor_is_accounted_for():
     network, state = (
         NnUNet.of(models.plans("turned")["configurations"]["base"]),
         models.state_dict("turned", 1),
@@ -29,20 +26,20 @@ def test_every_tensor_is_accounted_for() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "network_weights.", "network_weights.module."])
-def test_weights_of_a_pretrained_encoder_are_loaded_by_name(tmp_path: Path, prefix: str) -> None:
+def test_weights_of_a_pretrained_encoder_are_loaded_by_name(tmp_path, prefix):
     """As nnssl publishes them: the encoder, some also with a decoder of another task; axes from z to x."""
     state = {n: v for n, v in models.state_dict("residual", 1).items() if not n.startswith("decoder.seg")}
     state["encoder.stem.convs.0.conv.weight"] = torch.rand(4, 1, 1, 3, 3)
     content = {"logging": [np.float32(0.5)], "nnssl_adaptation_plan": {"key_to_stem": "encoder.stem"}}
     for name, value in {**state, "mask_token": torch.zeros(1)}.items():
-        node: dict[str, Any] = content
+        node = content
         *parents, last = [*filter(None, prefix.split(".")), name]
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = value
     torch.save(content, tmp_path / "pretrained.pth")
     kernels = [(3, 3, 1), (3, 3, 3), (3, 3, 3)]
-    settings: Any = {"residual_blocks": [1, 2, 1], "convs_per_stage": 1, "strided": True, "norm": "instance"}
+    settings = {"residual_blocks": [1, 2, 1], "convs_per_stage": 1, "strided": True, "norm": "instance"}
     unet = UNet(3, 1, 3, models.CHANNELS, [(2, 2, 1), (2, 2, 2)], kernels, **settings)
     report = load(unet, tmp_path / "pretrained.pth", DERIVED, UNET_LAYERS)
     assert list(report.random) == ["head.weight", "head.bias"] and list(report.unused) == ["mask_token"]
@@ -52,7 +49,7 @@ def test_weights_of_a_pretrained_encoder_are_loaded_by_name(tmp_path: Path, pref
 
 
 @pytest.mark.parametrize("name", ["turned", "thick", "residual"])
-def test_our_weights_have_all_names_and_values_of_nnunet(name: str) -> None:
+def test_our_weights_have_all_names_and_values_of_nnunet(name):
     """All but biases before norms and heads of coarser stages, which are 0."""
     expected = models.state_dict(name, 1)
     weights, _ = unet_weights(expected)
@@ -65,7 +62,7 @@ def test_our_weights_have_all_names_and_values_of_nnunet(name: str) -> None:
         torch.testing.assert_close(value, torch.zeros_like(value) if is_zero else expected[key])
 
 
-def test_weights_of_batch_norms_go_both_ways() -> None:
+def test_weights_of_batch_norms_go_both_ways():
     unet = UNet(2, 1, 2, (4, 8), [2], strided=True, norm="batch", residual_blocks=[1, 1], convs_per_stage=1)
     weights = {name: torch.rand_like(value.float()) for name, value in unet.state_dict().items()}
     back, unknown = unet_weights(nnunet_state(weights))
@@ -73,7 +70,7 @@ def test_weights_of_batch_norms_go_both_ways() -> None:
     torch.testing.assert_close(back, weights)
 
 
-def test_a_bias_before_a_batch_norm_shifts_its_running_mean() -> None:
+def test_a_bias_before_a_batch_norm_shifts_its_running_mean():
     layer = "encoder.stages.0.0.convs.0"
     state = {f"{layer}.conv.bias": torch.tensor([0.5]), f"{layer}.norm.running_mean": torch.tensor([2.0])}
     weights, _ = unet_weights(state)

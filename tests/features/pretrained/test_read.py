@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from helpers.pretrained import DERIVED, assert_refused, assert_same, resnet, save, unet
 from monai.networks.nets import DynUNet
-from torch import nn
 
 from medconv.features.pretrained.load import load
 from medconv.features.pretrained.read import planned_as
@@ -20,9 +18,7 @@ from medconv.features.pretrained.read import planned_as
 
 @pytest.mark.parametrize("file", ["file.safetensors", "file.pth"])
 @pytest.mark.parametrize("build", [resnet, lambda: DynUNet(2, 3, 2, [3] * 3, [1, 2, 2], [2, 2], [4, 8, 8])])
-def test_pth_and_safetensors_files_give_all_tensors(
-    build: Callable[[], nn.Module], file: str, tmp_path: Path
-) -> None:
+def test_pth_and_safetensors_files_give_all_tensors(build, file, tmp_path):
     torch.manual_seed(1)
     source, network = build(), build()
     state = {name: value.clone() for name, value in source.state_dict().items()}
@@ -35,7 +31,7 @@ def test_pth_and_safetensors_files_give_all_tensors(
     assert not report.random and not report.unused
 
 
-def test_only_checkpoints_of_ours_tell_the_size_and_the_slices_of_a_plan(tmp_path: Path) -> None:
+def test_only_checkpoints_of_ours_tell_the_size_and_the_slices_of_a_plan(tmp_path):
     state = unet().state_dict()
     assert planned_as(save(tmp_path / "others.pth", state)) == {}
     for derived, size, axis in (({"size": "tiny", "slice_axis": 2}, "tiny", 2), ({}, "full", None)):
@@ -43,7 +39,7 @@ def test_only_checkpoints_of_ours_tell_the_size_and_the_slices_of_a_plan(tmp_pat
         assert planned_as(save(tmp_path / "ours.ckpt", content)) == {"size": size, "slice_axis": axis}
 
 
-def test_a_half_precision_file_of_an_older_torch_is_read(tmp_path: Path) -> None:
+def test_a_half_precision_file_of_an_older_torch_is_read(tmp_path):
     """Not a zip archive, and without `num_batches_tracked`."""
     source, network = unet(seed=1), unet(seed=2)
     state = {k: v.half() for k, v in source.state_dict().items() if "num_batches" not in k}
@@ -53,7 +49,7 @@ def test_a_half_precision_file_of_an_older_torch_is_read(tmp_path: Path) -> None
     torch.testing.assert_close(network.head.weight, source.head.weight, rtol=1e-3, atol=1e-3)
 
 
-def test_a_missing_or_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_file_is_refused(tmp_path):
     content = save(tmp_path / "complete.pth", unet().state_dict()).read_bytes()
     (tmp_path / "half.pth").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.pth").write_text("no weights")
@@ -77,13 +73,13 @@ class Payload:
         return os.mkdir, (str(self.path),)
 
 
-def self_containing() -> dict[str, Any]:
-    content: dict[str, Any] = {"epoch": 1}
+def self_containing():
+    content = {"epoch": 1}
     content["again"] = content
     return content
 
 
-REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+REFUSED = {
     "payload": (
         lambda path: {**unet().state_dict(), "more": Payload(path / "hit")},
         "refused, it holds more than tensors",
@@ -95,9 +91,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("content", REFUSED)
-def test_a_file_with_more_or_less_than_tensors_is_refused_and_runs_no_code(
-    content: str, tmp_path: Path
-) -> None:
+def test_a_file_with_more_or_less_than_tensors_is_refused_and_runs_no_code(content, tmp_path):
     make, words = REFUSED[content]
     assert_refused(unet(), save(tmp_path / "file.pth", make(tmp_path)), words)
     assert not (tmp_path / "hit").exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ from medconv.models.unet import UNet
 IMAGES = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def grown(network: nn.Module) -> nn.Module:
+def grown(network):
     """A copy with kernels as large as after a training."""
     copy = deepcopy(network)
     for name in kernel_sizes(copy):
@@ -29,14 +27,13 @@ def grown(network: nn.Module) -> nn.Module:
     return copy
 
 
-def outputs(network: nn.Module) -> Tensor:
+def outputs(network):
     with torch.no_grad():
-        result: Tensor = network(IMAGES)
-    return result
+        return network(IMAGES)
 
 
 @pytest.mark.parametrize("residual_blocks", [None, [1, 2]])
-def test_kernels_get_the_size_of_random_ones_and_outputs_stay(residual_blocks: Any) -> None:
+def test_kernels_get_the_size_of_random_ones_and_outputs_stay(residual_blocks):
     torch.manual_seed(0)
     network = UNet(2, 1, 3, (4, 8), (2,), norm="instance", residual_blocks=residual_blocks)
     sizes = kernel_sizes(network)
@@ -49,7 +46,7 @@ def test_kernels_get_the_size_of_random_ones_and_outputs_stay(residual_blocks: A
     torch.testing.assert_close(outputs(trained), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_loading_scales_kernels_to_the_size_of_random_ones(tmp_path: Path) -> None:
+def test_loading_scales_kernels_to_the_size_of_random_ones(tmp_path):
     torch.manual_seed(1)
     source = grown(UNet(2, 1, 3, (4, 8), (2,), norm="instance"))
     network = UNet(2, 1, 3, (4, 8), (2,), norm="instance")
@@ -63,7 +60,7 @@ def test_loading_scales_kernels_to_the_size_of_random_ones(tmp_path: Path) -> No
     torch.testing.assert_close(outputs(network), outputs(source), rtol=1e-3, atol=1e-3)
 
 
-def test_kernels_and_biases_of_nested_blocks_are_scaled_together() -> None:
+def test_kernels_and_biases_of_nested_blocks_are_scaled_together():
     torch.manual_seed(0)
     network = MonaiUNet(
         2, 1, 4, channels=(4, 8), strides=(2,), num_res_units=2, norm=("group", {"num_groups": 2})
@@ -77,7 +74,7 @@ def test_kernels_and_biases_of_nested_blocks_are_scaled_together() -> None:
 
 # `transform` has a forward of its own
 @pytest.mark.parametrize("name", sorted(set(WEIGHT_PRIORS) - {"transform"}))
-def test_computed_weights_are_scaled_through_their_parameters(name: str) -> None:
+def test_computed_weights_are_scaled_through_their_parameters(name):
     dims = dims_of(name)[0]
     block = nn.Sequential(build(name, dims), nn.GroupNorm(2, 6))
     before = block[0].weight.detach().clone()
@@ -103,12 +100,12 @@ class _Backwards(nn.Sequential):
         return image
 
 
-def shared() -> nn.Module:
+def shared():
     conv = nn.Conv2d(4, 4, 3, padding=1)
     return nn.Sequential(conv, nn.InstanceNorm2d(4), conv, nn.ReLU())
 
 
-def squared() -> nn.Module:
+def squared():
     conv = nn.Conv2d(4, 4, 3, padding=1)
     parametrize.register_parametrization(conv, "weight", _Squared())
     return nn.Sequential(conv, nn.InstanceNorm2d(4))
@@ -130,7 +127,7 @@ UNSCALED = {
 
 
 @pytest.mark.parametrize("name", UNSCALED)
-def test_what_another_scale_would_change_stays(name: str) -> None:
+def test_what_another_scale_would_change_stays(name):
     torch.manual_seed(0)
     network = UNSCALED[name]()
     sizes = {conv: size / 8 for conv, size in kernel_sizes(network).items()}

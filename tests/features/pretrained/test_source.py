@@ -1,8 +1,5 @@
 """medconv/features/pretrained/source.py: a run takes the size and the slices of the weights that it begins from."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from helpers import tiny
@@ -24,7 +21,7 @@ OPEN = (
 )
 
 
-def _save(file: Path, **derived: Any) -> Path:
+def _save(file, **derived):
     """A checkpoint of a run with this plan."""
     weights = {"network.head.weight": torch.ones(2)}
     torch.save({"medconv": {"config": {"derived": derived}}, "state_dict": weights}, file)
@@ -32,7 +29,7 @@ def _save(file: Path, **derived: Any) -> Path:
 
 
 @pytest.mark.parametrize("more", [[], ["trainer.max_time=00:00:00:01"]])
-def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Path, more: list[str]) -> None:
+def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path, more):
     """Else they would not fit: an earlier run with a limit of time has another size than one without."""
     table, file = write(tmp_path / "data", 20), tmp_path / "first.ckpt"
     sizes = {"small": "small", None: "full"}  # without one: of a version that had no sizes
@@ -59,9 +56,7 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Pat
         (None, ["trainer.max_time=00:00:05:00"], 3),
     ],
 )
-def test_weights_of_slices_begin_a_network_of_slices(
-    slice_axis: int | None, overrides: list[str], dims: int, tmp_path: Path, dataset: Path
-) -> None:
+def test_weights_of_slices_begin_a_network_of_slices(slice_axis, overrides, dims, tmp_path, dataset):
     """Across the axis of thick slices, whichever that is in these images."""
     file = _save(tmp_path / "earlier.ckpt", size="tiny", slice_axis=slice_axis)
     settings = (f"data.cache_dir={tmp_path}", f"init.pretrained={file}", *OPEN, *overrides)
@@ -71,6 +66,6 @@ def test_weights_of_slices_begin_a_network_of_slices(
     assert make_plan(config, auto(dataset), TURNED).slice_axis == {2: 0, 3: None}[dims]
 
 
-def test_files_and_the_hub_are_files_of_weights(tmp_path: Path) -> None:
+def test_files_and_the_hub_are_files_of_weights(tmp_path):
     for name in (str(tmp_path / "missing.ckpt"), "hf://OWNER/NAME/model.safetensors"):
         assert weight_source(name) == WeightFile(name)

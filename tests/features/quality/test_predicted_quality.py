@@ -1,7 +1,6 @@
 """medconv/features/quality/predicted_quality.py: the agreement of networks against the true Dice."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from medconv.features.quality.quality import read_calibration
 from medconv.features.report.segmentation_report import page as page_of
 
 
-def put(predictions: Path, case: str, **dice: object) -> None:
+def put(predictions, case, **dice):
     path = predictions / "quality" / f"{case}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"networks": 2, "classes": {name: {"dice": v} for name, v in dice.items()}}))
 
 
-def test_predicted_and_true_dice_are_compared_per_class() -> None:
+def test_predicted_and_true_dice_are_compared_per_class():
     """Three cases in another order by prediction than by truth; case d has no true Dice."""
     predicted = {"a": {"x": 0.9}, "b": {"x": 0.8}, "c": {"x": 0.5}, "d": {"x": 0.4}}
     true = {"a": {"x": 0.8}, "b": {"x": 0.9}, "c": {"x": 0.2}, "d": {"x": None}, "e": {"x": 1.0}}
@@ -36,7 +35,7 @@ def test_predicted_and_true_dice_are_compared_per_class() -> None:
     }
 
 
-def test_the_calibration_is_judged_on_cases_left_out() -> None:
+def test_the_calibration_is_judged_on_cases_left_out():
     """The line through the other three cases meets the fourth, but for the last, and stays below 1; a line
     never falls."""
     dice = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.5}
@@ -51,7 +50,7 @@ def test_the_calibration_is_judged_on_cases_left_out() -> None:
     assert row["calibration"] == pytest.approx([0, 1 - 2.9 / 4])
 
 
-def test_too_few_or_constant_values_have_no_correlation() -> None:
+def test_too_few_or_constant_values_have_no_correlation():
     two = {"a": {"x": 0.1}, "b": {"x": 0.2}}
     assert compared(two, two, ["x"])["x"]["spearman"] is None
     constant = {case: {"x": 0.5} for case in "abc"}
@@ -73,7 +72,7 @@ def test_too_few_or_constant_values_have_no_correlation() -> None:
     }
 
 
-def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path: Path) -> None:
+def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path):
     """In the JSON, the table, and as a picture in the report; cases without quality do not count."""
     true_labels = {case: label_of(10, 5) for case in "abcd"}
     predicted = {case: label_of(10 - i, 5) for i, case in enumerate("abcd")}
@@ -123,7 +122,7 @@ def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path: Path) -> No
         '{"classes": {"1": {"dice": 7}}}',
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
+def test_other_files_are_refused(tmp_path, content):
     labels = {"a": label_of(5)}
     predictions, references = folders(tmp_path, labels, labels)
     put(predictions, "a")

@@ -1,7 +1,5 @@
 """medconv/features/quality/quality.py: agreement of label maps, and the entropy of probabilities."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -21,13 +19,13 @@ from medconv.targets.regions import RegionTargets
 CLASSES = LabelMapTargets.of_classes(("background", "a", "b", "c"))
 
 
-def label_map(ones: int, twos: int = 0) -> np.ndarray:
+def label_map(ones, twos=0):
     values = np.zeros(20, np.int16)
     values[:ones], values[10 : 10 + twos] = 1, 2
     return values.reshape(5, 4, 1)
 
 
-def test_agreement_is_over_all_pairs_of_networks() -> None:
+def test_agreement_is_over_all_pairs_of_networks():
     """One network of three finds class b: its two pairs have Dice 0, the third pair has none."""
     result = agreement([label_map(4), label_map(6), label_map(8, 2)], CLASSES, 500.0)
     assert result["networks"] == 3
@@ -42,7 +40,7 @@ def test_agreement_is_over_all_pairs_of_networks() -> None:
     assert c == {"dice": None, "lowest_dice": None, "volume_ml": 0.0, "volume_sd_ml": 0.0}
 
 
-def test_one_network_is_as_sure_as_the_soft_dice_with_its_own_label_map() -> None:
+def test_one_network_is_as_sure_as_the_soft_dice_with_its_own_label_map():
     """Also slab by slab; 1 where nothing is in doubt, and undefined for a class that it does not find."""
     logits = torch.randn(4, 5, 4, 1, generator=torch.Generator().manual_seed(0))
     logits[3] = -9
@@ -65,7 +63,7 @@ def test_one_network_is_as_sure_as_the_soft_dice_with_its_own_label_map() -> Non
     assert sums[0, 0] == pytest.approx(float(probabilities[1][(label == 1) | (label == 2)].sum()))
 
 
-def test_the_expected_dice_is_on_the_line_and_between_0_and_1() -> None:
+def test_the_expected_dice_is_on_the_line_and_between_0_and_1():
     assert expected(0.5, (0.5, 0.3)) == pytest.approx(0.55)
     assert (expected(1.0, (2.0, -0.5)), expected(0.1, (2.0, -0.5))) == (1.0, 0.0)
     assert expected(None, (1.0, 0.0)) is None and expected(0.5, None) is None
@@ -76,26 +74,26 @@ def test_the_expected_dice_is_on_the_line_and_between_0_and_1() -> None:
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"mean": 1}', '{"quality": {"per_class": {"a": {"calibration": [1]}}}}']
 )
-def test_a_file_without_calibration_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_without_calibration_is_refused(tmp_path, content):
     path = tmp_path / "metrics.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"metrics.json.*with a calibration for a \("):
         read_calibration(path, ["a"])
 
 
-def test_regions_are_unions_of_values() -> None:
+def test_regions_are_unions_of_values():
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
     classes = agreement([label_map(4, 2), label_map(4, 1)], regions, 1.0)["classes"]
     assert classes["whole"]["dice"] == pytest.approx(2 * 5 / 11)
     assert classes["core"]["dice"] == pytest.approx(2 / 3)
 
 
-def test_uncertainty_of_classes_is_their_entropy() -> None:
+def test_uncertainty_of_classes_is_their_entropy():
     probabilities = torch.tensor([[1.0, 0.25, 0.5], [0.0, 0.25, 0.5], [0.0, 0.25, 0.0], [0.0, 0.25, 0.0]])
     assert uncertainty(iter(probabilities), 4, True).tolist() == pytest.approx([0.0, 1.0, 0.5])
 
 
-def test_uncertainty_of_regions_is_that_of_the_least_certain() -> None:
+def test_uncertainty_of_regions_is_that_of_the_least_certain():
     probabilities = torch.tensor([[1.0, 0.5, 0.9], [0.0, 0.1, 0.5]])
     assert uncertainty(iter(probabilities), 2, False).tolist() == pytest.approx([0.0, 1.0, 1.0])
     assert float(uncertainty(torch.tensor([[0.1]]), 1, False)) == pytest.approx(0.4689956)

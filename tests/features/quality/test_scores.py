@@ -8,10 +8,9 @@ from torch import nn
 from medconv.features.quality.extra import Quality, quality_of, uncertainty_of
 from medconv.inference.predictor import LabelMapForward
 from medconv.inference.prepare import from_array, prepare
-from medconv.inference.slab_answer import LabelMapScores
 
 
-def scores(image: np.ndarray, networks: int = 1) -> LabelMapScores:
+def scores(image, networks=1):
     torch.manual_seed(0)
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     models = [model] * networks
@@ -21,7 +20,7 @@ def scores(image: np.ndarray, networks: int = 1) -> LabelMapScores:
         return forward([prepare(named, models, forward.preprocessings)], keeps_logits=True)[0]
 
 
-def test_the_label_is_the_class_of_the_highest_logit() -> None:
+def test_the_label_is_the_class_of_the_highest_logit():
     image = np.random.default_rng(0).normal(1, 1, (4, 5, 6)).astype(np.float32)
     single = scores(image)
     (logits,) = single.logits
@@ -31,7 +30,7 @@ def test_the_label_is_the_class_of_the_highest_logit() -> None:
     np.testing.assert_allclose(probabilities, logits.softmax(0).numpy(), atol=1e-6)
 
 
-def test_networks_that_agree_have_the_answer_of_one() -> None:
+def test_networks_that_agree_have_the_answer_of_one():
     image = np.random.default_rng(0).normal(1, 1, (4, 5, 6)).astype(np.float32)
     several = scores(image, networks=3)
     np.testing.assert_array_equal(several.answer(), scores(image).answer())

@@ -1,10 +1,7 @@
 """Quality by slabs is that of all logits."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 from helpers.slabs import ENSEMBLES, SIZE, scores, thin_slabs  # noqa: F401 - a fixture of all tests
 
 from medconv.features.quality.extra import Quality, uncertainty_of
@@ -13,14 +10,12 @@ from medconv.inference.sliding_window import LogitStream
 
 @pytest.mark.parametrize("way", ["label map", "quality", "probabilities"])
 @pytest.mark.parametrize("name", ENSEMBLES)
-def test_logits_in_memory_do_not_grow_with_the_length(
-    name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_in_memory_do_not_grow_with_the_length(name, way, tmp_path, monkeypatch):
     """Of several networks, flips, regions and saved probabilities: values of the sums, and planes taken."""
-    taken: dict[LogitStream, int] = {}
+    taken = {}
     take = LogitStream.take
 
-    def noted(stream: LogitStream, first: int, stop: int) -> torch.Tensor:
+    def noted(stream, first, stop):
         logits = take(stream, first, stop)
         taken[stream] = max(logits.numel(), taken.get(stream, 0))
         return logits
@@ -38,7 +33,7 @@ def test_logits_in_memory_do_not_grow_with_the_length(
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
-def test_quality_is_that_of_all_logits(name: str) -> None:
+def test_quality_is_that_of_all_logits(name):
     models = ENSEMBLES[name]()
     by_slabs, at_once = (scores(models, keeps, [Quality()]) for keeps in (False, True))
     np.testing.assert_allclose(uncertainty_of(by_slabs), uncertainty_of(at_once), atol=1e-5)

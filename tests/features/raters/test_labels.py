@@ -1,7 +1,5 @@
 """medconv/features/raters/labels.py: label files of several raters and of probabilities, from any layout."""
 
-from pathlib import Path
-
 import nibabel as nib
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from medconv.features.raters.labels import probabilities_on, rated, rater_labels
 from medconv.features.raters.targets import SoftTargets
 
 
-def test_the_label_is_the_mean_of_the_raters_and_their_consensus_where_both_agree(tmp_path: Path) -> None:
+def test_the_label_is_the_mean_of_the_raters_and_their_consensus_where_both_agree(tmp_path):
     dataset = with_raters(write_msd(tmp_path, 3), cases=2)
     assert type(dataset.targets) is SoftTargets and dataset.targets.names == ("big", "small")
     case, alone = dataset.cases[0], dataset.cases[2]
@@ -34,7 +32,7 @@ def test_the_label_is_the_mean_of_the_raters_and_their_consensus_where_both_agre
     assert rater_labels_on(alone, grid)[1] is None
 
 
-def test_each_of_several_further_raters_counts(tmp_path: Path) -> None:
+def test_each_of_several_further_raters_counts(tmp_path):
     root = write_msd(tmp_path, 1)
     first = label_array(0)
     (path,) = (root / "labelsTr").iterdir()
@@ -53,7 +51,7 @@ def test_each_of_several_further_raters_counts(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rater_labels_on(case, grid), answers)
 
 
-def test_files_of_probabilities_may_have_a_channel_for_the_background(tmp_path: Path) -> None:
+def test_files_of_probabilities_may_have_a_channel_for_the_background(tmp_path):
     dataset = SoftTargets.with_soft_labels(msd(write_probabilities(write_msd(tmp_path, 1))), None, True)
     (case,) = dataset.cases
     _, grid = image_of(case)
@@ -75,15 +73,13 @@ def test_files_of_probabilities_may_have_a_channel_for_the_background(tmp_path: 
         ),
     ],
 )
-def test_settings_that_say_nothing_of_the_cases_are_refused(
-    tmp_path: Path, raters: object, soft_labels: bool | None, message: str
-) -> None:
+def test_settings_that_say_nothing_of_the_cases_are_refused(tmp_path, raters, soft_labels, message):
     dataset = msd(add_rater(write_msd(tmp_path, 2)))
     with pytest.raises(ValueError, match=message):
-        SoftTargets.with_soft_labels(dataset, raters, soft_labels, str(tmp_path))  # type: ignore[arg-type]
+        SoftTargets.with_soft_labels(dataset, raters, soft_labels, str(tmp_path))
 
 
-def test_regions_and_ignored_voxels_are_refused(tmp_path: Path) -> None:
+def test_regions_and_ignored_voxels_are_refused(tmp_path):
     dataset = nnunet(write_nnunet(tmp_path))
     regions = dataset.with_targets(regions={"both": ["big", "small"]}, regions_order=None, ignore_label=None)
     with pytest.raises(ValueError, match="soft_labels is for label maps of classes, .* has regions targets"):
@@ -93,7 +89,7 @@ def test_regions_and_ignored_voxels_are_refused(tmp_path: Path) -> None:
         SoftTargets.with_soft_labels(ignoring, "labelsTr", None, str(tmp_path))
 
 
-def test_a_rater_with_a_further_class_or_another_grid_is_an_error_of_its_file(tmp_path: Path) -> None:
+def test_a_rater_with_a_further_class_or_another_grid_is_an_error_of_its_file(tmp_path):
     import nibabel as nib
 
     dataset = with_raters(write_msd(tmp_path, 1))

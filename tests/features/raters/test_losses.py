@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.features.raters.losses import SoftDiceCrossEntropy
@@ -15,13 +14,13 @@ NAMES = ["background", "a", "b"]
 TARGETS = SoftTargets.of_classes(NAMES)
 
 
-def example(shape: tuple[int, ...] = (2, 3, 4, 5)) -> tuple[Tensor, Tensor]:
+def example(shape=(2, 3, 4, 5)):
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(shape, generator=generator)
     return logits, torch.randn(shape, generator=generator).softmax(1)
 
 
-def by_loops(logits: Tensor, reference: Tensor, weights: tuple[float, ...] = (1, 1, 1)) -> float:
+def by_loops(logits, reference, weights=(1, 1, 1)):
     """Cross-entropy and Dice, voxel by voxel."""
     probability = logits.double().softmax(1)
     voxels = [values.movedim(1, -1).reshape(-1, 3) for values in (probability, reference.double())]
@@ -39,13 +38,13 @@ def by_loops(logits: Tensor, reference: Tensor, weights: tuple[float, ...] = (1,
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1), (0.5, 2, 3)])
-def test_loss_equals_the_loops(weights: tuple[float, ...]) -> None:
+def test_loss_equals_the_loops(weights):
     logits, reference = example()
     loss = SoftDiceCrossEntropy(smooth=0, class_weights=list(weights))
     assert float(loss(logits, reference)) == pytest.approx(by_loops(logits, reference, weights), rel=1e-5)
 
 
-def test_of_hard_labels_it_is_dice_of_the_same_overlap_in_value_and_gradient() -> None:
+def test_of_hard_labels_it_is_dice_of_the_same_overlap_in_value_and_gradient():
     logits, _ = example()
     label = torch.randint(3, (2, 1, 4, 5), generator=torch.Generator().manual_seed(1))
     one_hot = F.one_hot(label[:, 0], 3).movedim(-1, 1).float()
@@ -58,7 +57,7 @@ def test_of_hard_labels_it_is_dice_of_the_same_overlap_in_value_and_gradient() -
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_it_is_lowest_where_the_prediction_is_the_label_unlike_the_usual_soft_dice() -> None:
+def test_it_is_lowest_where_the_prediction_is_the_label_unlike_the_usual_soft_dice():
     _, reference = example()
     loss = SoftDiceCrossEntropy(ce_weight=0)
     at_label = float(loss(reference.log(), reference))
@@ -67,7 +66,7 @@ def test_it_is_lowest_where_the_prediction_is_the_label_unlike_the_usual_soft_di
         assert float(loss(sharper * reference.log(), reference)) > 0.02
 
 
-def test_voxels_without_a_label_have_no_gradient() -> None:
+def test_voxels_without_a_label_have_no_gradient():
     logits, reference = example()
     labelled = torch.rand(2, 1, 4, 5, generator=torch.Generator().manual_seed(2)) < 0.7
     logits.requires_grad_()
@@ -75,7 +74,7 @@ def test_voxels_without_a_label_have_no_gradient() -> None:
     assert not logits.grad[~labelled.expand_as(logits)].any()
 
 
-def test_heads_of_deep_supervision_see_the_mean_of_the_voxels_that_they_cover() -> None:
+def test_heads_of_deep_supervision_see_the_mean_of_the_voxels_that_they_cover():
     label = example((2, 3, 8, 8))[1][:, 1:]
     heads = [torch.randn(2, 3, size, size) for size in (8, 4)]
     fitted = FittedLoss(SoftDiceCrossEntropy(), TARGETS, 2)
@@ -86,7 +85,7 @@ def test_heads_of_deep_supervision_see_the_mean_of_the_voxels_that_they_cover() 
     torch.testing.assert_close(fitted(heads, label), (fine + coarse / 2) / 1.5)
 
 
-def test_other_losses_are_refused_by_name() -> None:
+def test_other_losses_are_refused_by_name():
     with pytest.raises(
         ValueError, match="DiceCrossEntropy is for .* but the data has soft targets; use loss=soft_"
     ):

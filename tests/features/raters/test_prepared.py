@@ -1,7 +1,6 @@
 """Labels of raters and of probabilities in the store: their mean, resampled, apart from plain label maps."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from medconv.features.raters.targets import SoftTargets
 from medconv.metrics.consensus import most_probable
 
 
-def test_the_labels_of_raters_are_prepared_as_their_mean(tmp_path: Path) -> None:
+def test_the_labels_of_raters_are_prepared_as_their_mean(tmp_path):
     dataset = with_raters(write_msd(tmp_path / "data", 2))
     store = fill_store(dataset, preprocessing_config(), tmp_path / "store", 1)
     entry = store.read("case_0")
@@ -39,7 +38,7 @@ def test_the_labels_of_raters_are_prepared_as_their_mean(tmp_path: Path) -> None
         cached_fingerprint(dataset, tmp_path / "store", 1)
 
 
-def test_label_maps_and_probabilities_of_the_same_files_are_prepared_apart(tmp_path: Path) -> None:
+def test_label_maps_and_probabilities_of_the_same_files_are_prepared_apart(tmp_path):
     root = add_rater(write_msd(tmp_path / "data", 1))
     plain = msd(root)
     stores = [fill_store(plain, preprocessing_config(), tmp_path / "store", 1)]
@@ -51,7 +50,7 @@ def test_label_maps_and_probabilities_of_the_same_files_are_prepared_apart(tmp_p
 
 
 @pytest.mark.parametrize("convention", [None, "nnunet"])
-def test_the_most_probable_class_is_that_of_a_resampled_label_map(convention: str | None) -> None:
+def test_the_most_probable_class_is_that_of_a_resampled_label_map(convention):
     """Probabilities of 0 and 1, turned, cropped and resampled; across thick slices also by the nearest."""
     rng = np.random.default_rng(0)
     label = np.kron(rng.integers(0, 3, (4, 4, 4)), np.ones((4, 4, 2))).astype(np.int16)

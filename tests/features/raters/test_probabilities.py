@@ -1,7 +1,5 @@
 """medconv/features/raters/probabilities.py: channels, range and sum of files of probabilities."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.volumes import save
@@ -9,7 +7,7 @@ from helpers.volumes import save
 from medconv.features.raters.probabilities import read_probabilities
 
 
-def test_with_or_without_the_background_and_of_one_class_without_a_fourth_axis(tmp_path: Path) -> None:
+def test_with_or_without_the_background_and_of_one_class_without_a_fourth_axis(tmp_path):
     drawn = np.random.default_rng(0).random((4, 5, 6, 3)).astype(np.float32)
     drawn /= drawn.sum(-1, keepdims=True)
     with_background = read_probabilities(save(tmp_path / "all.nii.gz", drawn), 3)[0]
@@ -19,7 +17,7 @@ def test_with_or_without_the_background_and_of_one_class_without_a_fourth_axis(t
     assert read_probabilities(save(tmp_path / "one.nii.gz", drawn[..., 1]), 2)[0].shape == (1, 4, 5, 6)
 
 
-def test_rounding_is_mended_and_the_background_keeps_no_less_than_nothing(tmp_path: Path) -> None:
+def test_rounding_is_mended_and_the_background_keeps_no_less_than_nothing(tmp_path):
     almost = np.zeros((2, 2, 2, 2), np.float32)
     almost[0] = [1.0005, -0.0005]
     almost[1] = [0.5004, 0.5004]
@@ -39,7 +37,7 @@ def test_rounding_is_mended_and_the_background_keeps_no_less_than_nothing(tmp_pa
         ),
     ],
 )
-def test_other_values_are_refused(tmp_path: Path, values: list[float], message: str) -> None:
+def test_other_values_are_refused(tmp_path, values, message):
     path = save(tmp_path / "case.nii.gz", np.full((2, 2, 2, len(values)), values, np.float32))
     with pytest.raises(ValueError, match=f"case.nii.gz: {message}"):
         read_probabilities(path, 3)

@@ -13,9 +13,7 @@ from medconv.targets.scores import ValidatedCase
 CLASSES = SoftTargets.of_classes(["background", "a", "b"])
 
 
-def validated(
-    raters: list[np.ndarray | None], logits: torch.Tensor, annotated: tuple[bool, ...] | None = None
-) -> ValidatedCase:
+def validated(raters, logits, annotated=None):
     """A case whose prepared grid is the native one."""
     present = [label_map for label_map in raters if label_map is not None]
     label = torch.stack([torch.tensor(np.mean([m == value for m in present], 0)) for value in (1, 2)])
@@ -25,7 +23,7 @@ def validated(
     return ValidatedCase(prediction, reference, raters, logits[None], label[None], annotated)
 
 
-def two_raters() -> tuple[np.ndarray, np.ndarray]:
+def two_raters():
     first = np.zeros((6, 5, 4), np.int16)
     first[1:4, 1:3] = 1
     first[4:, 3:] = 2
@@ -34,7 +32,7 @@ def two_raters() -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def test_it_is_a_label_map_whose_background_has_the_rest() -> None:
+def test_it_is_a_label_map_whose_background_has_the_rest():
     label = torch.tensor([[[[0.25, 0.5]], [[0.25, 0.5]]]], dtype=torch.float16)
     assert CLASSES.encode(label).dtype == torch.float32
     assert CLASSES.reference(label).tolist() == [[[[0.5, 0.0]], [[0.25, 0.5]], [[0.25, 0.5]]]]
@@ -42,20 +40,20 @@ def test_it_is_a_label_map_whose_background_has_the_rest() -> None:
     assert CLASSES.num_outputs == 3 and CLASSES.default_loss == "soft_dice_ce"
 
 
-def test_its_answers_are_those_of_a_network_that_was_trained_on_label_maps() -> None:
+def test_its_answers_are_those_of_a_network_that_was_trained_on_label_maps():
     """So that the two can be averaged, and compared by `evaluate`."""
     plain = LabelMapTargets.of_classes(["background", "a", "b"])
     assert CLASSES.of_answers == plain == plain.of_answers
     assert CLASSES.description == plain.description
 
 
-def test_random_labels_are_probabilities() -> None:
+def test_random_labels_are_probabilities():
     label = CLASSES.random_labels(2, (4, 4))
     assert label.shape == (2, 2, 4, 4)
     assert label.min() >= 0 and label.sum(1).max() <= 1
 
 
-def test_the_marginal_of_hard_labels_is_that_of_label_maps() -> None:
+def test_the_marginal_of_hard_labels_is_that_of_label_maps():
     logits = torch.randn(2, 3, 4, 5)
     label = torch.randint(3, (2, 1, 4, 5))
     annotated = torch.tensor([[True, True, False], [True, True, True]])
@@ -67,7 +65,7 @@ def test_the_marginal_of_hard_labels_is_that_of_label_maps() -> None:
     assert torch.equal(reference.argmax(1, keepdim=True), expected_label)
 
 
-def test_the_network_that_predicts_the_share_of_raters_is_calibrated_and_one_of_them_is_not() -> None:
+def test_the_network_that_predicts_the_share_of_raters_is_calibrated_and_one_of_them_is_not():
     first, second = two_raters()
     mean = validated([first, second], torch.zeros(3, 6, 5, 4)).label[0]
     shares = torch.cat([1 - mean.sum(0, keepdim=True), mean])
@@ -82,7 +80,7 @@ def test_the_network_that_predicts_the_share_of_raters_is_calibrated_and_one_of_
     assert sure["rater_dice"] == [1.0, pytest.approx((0.8 + 1) / 2)]
 
 
-def test_scores_are_those_of_the_consensus_and_of_each_rater() -> None:
+def test_scores_are_those_of_the_consensus_and_of_each_rater():
     first, second = two_raters()
     one_hot = F.one_hot(torch.tensor(second).long(), 3).movedim(-1, 0).float()
     rows = {
@@ -105,13 +103,13 @@ def test_scores_are_those_of_the_consensus_and_of_each_rater() -> None:
     assert CLASSES.scores.over_folds([rows])["mean"]["dice"] == pytest.approx(0.95)
 
 
-def test_of_a_class_that_is_not_annotated_nothing_is_defined() -> None:
+def test_of_a_class_that_is_not_annotated_nothing_is_defined():
     first, second = two_raters()
     row = CLASSES.scores.row(validated([first, second], torch.zeros(3, 6, 5, 4), (True, False, True)))
     assert row["dice"][0] is None and row["brier"][0] is None and row["brier"][1] is not None
 
 
-def test_without_any_foreground_there_is_no_calibration() -> None:
+def test_without_any_foreground_there_is_no_calibration():
     empty = np.zeros((3, 3, 3), np.int16)
     surely_background = torch.tensor([50.0, 0, 0]).view(3, 1, 1, 1).expand(3, 3, 3, 3)
     row = CLASSES.scores.row(validated([empty], surely_background))

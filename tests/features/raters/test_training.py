@@ -1,7 +1,6 @@
 """Training on label maps of two raters, as a user does: store, loaders, loss, validation, summary, prediction."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from medconv.utils import checkpoint_io
 
 
 @pytest.fixture(scope="module")
-def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rated(tmp_path_factory):
     """Two raters of which the second has all cases but one, and a run on them."""
     root = tmp_path_factory.mktemp("rated")
     add_rater(tiny.write_dataset(root / "data", 6), cases=5)
@@ -33,7 +32,7 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_run_is_scored_against_each_rater_and_their_mean(rated: Path) -> None:
+def test_a_run_is_scored_against_each_rater_and_their_mean(rated):
     summary = json.loads((rated / "run/summary.json").read_text())
     assert len(summary["val/rater_dice"]) == 2
     assert 0 <= summary["val/brier"] <= 1 and 0 <= summary["val/calibration_error"] <= 1
@@ -46,9 +45,7 @@ def test_a_run_is_scored_against_each_rater_and_their_mean(rated: Path) -> None:
     assert all(np.isfinite(tiny.losses(rated / "run")))
 
 
-def test_its_predicted_probabilities_can_be_labels_in_turn(
-    rated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_predicted_probabilities_can_be_labels_in_turn(rated, tmp_path, monkeypatch):
     """On the grid of the image, in its order of axes: what `predict` writes is what `data.soft_labels` reads."""
     checkpoint = rated / "run/checkpoints/best.ckpt"
     image = rated / "data/imagesTr/case_0.nii.gz"

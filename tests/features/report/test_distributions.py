@@ -12,20 +12,20 @@ import pytest
 from medconv.features.report.distributions import Series, distribution
 
 
-def svg(values: dict[str, float], unit: str = "mm", title: str = "liver <b>") -> ElementTree.Element:
+def svg(values, unit="mm", title="liver <b>"):
     return ElementTree.fromstring(distribution([Series(title, values, "a")], unit))
 
 
-def tooltips(root: ElementTree.Element) -> list[str | None]:
+def tooltips(root):
     """First those of the dots, then those of the triangles."""
     return [title.text for title in root.iterfind(".//use/title")]
 
 
-def words(root: ElementTree.Element) -> list[str]:
+def words(root):
     return [text.text or "" for text in root.iter("text")]
 
 
-def test_each_case_is_a_dot_or_counted_beyond_the_axis() -> None:
+def test_each_case_is_a_dot_or_counted_beyond_the_axis():
     values = {f"case<{i}>": 1 + i / 10 for i in range(9)}
     cases = [f"case<{i}>: {1 + i / 10:.4g}" for i in range(9)]
     assert tooltips(svg(values)) == cases
@@ -39,7 +39,7 @@ def test_each_case_is_a_dot_or_counted_beyond_the_axis() -> None:
     assert not tooltips(svg({str(i): i / 1000 for i in range(1000)}))
 
 
-def test_dots_and_box_are_at_their_values_on_the_axis() -> None:
+def test_dots_and_box_are_at_their_values_on_the_axis():
     """Five cases from 0 to 4: the dots are evenly spaced between the ticks of 0 and 4, the box from 1 to
     3.
     """
@@ -56,7 +56,7 @@ def test_dots_and_box_are_at_their_values_on_the_axis() -> None:
 @pytest.mark.parametrize(
     "values", [[0.5], [1.0], [0.0, 0.0], [1e-9, 2e-9], [-3.0, 4e6], [0.83, 0.97], [-2.5, 71.3]]
 )
-def test_few_or_equal_values_get_round_ticks_around_them(values: list[float]) -> None:
+def test_few_or_equal_values_get_round_ticks_around_them(values):
     """Ticks are round numbers in order that enclose all values."""
     root = svg({str(i): value for i, value in enumerate(values)}, "")
     assert "nan" not in ElementTree.tostring(root, "unicode").lower()
@@ -67,16 +67,16 @@ def test_few_or_equal_values_get_round_ticks_around_them(values: list[float]) ->
         assert marks[0] >= 0 and marks[-1] <= 1
 
 
-def test_equal_shares_are_shown_on_an_axis_of_all_shares() -> None:
+def test_equal_shares_are_shown_on_an_axis_of_all_shares():
     assert words(svg({"a": 1.0, "b": 1.0}, ""))[:-1] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
 
 
-def test_without_values_there_is_no_chart() -> None:
+def test_without_values_there_is_no_chart():
     assert distribution([Series("liver", {}, "a")], "mm") == ""
 
 
 @pytest.mark.parametrize("name", ["$x_1$ <b>", "肺炎", "a\x01\nb", "very long " * 9 + "A"])
-def test_names_are_escaped_and_shortened(name: str) -> None:
+def test_names_are_escaped_and_shortened(name):
     """`$` starts no formula, and characters that XML forbids are left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

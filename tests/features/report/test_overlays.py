@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 from helpers.label_maps import dataset, label, save
@@ -13,7 +12,7 @@ from medconv.features.report.overlays import case_png
 from medconv.inference.output import MANIFEST
 
 
-def test_a_picture_shows_where_label_maps_differ(tmp_path: Path) -> None:
+def test_a_picture_shows_where_label_maps_differ(tmp_path):
     """The plane with the one wrong voxel is shown, in the colour of class 3; ignored voxels do not count."""
     reference, prediction = label(6), label(6)
     prediction[4, 5, 7] = 3
@@ -25,7 +24,7 @@ def test_a_picture_shows_where_label_maps_differ(tmp_path: Path) -> None:
         assert green.any() == is_shown
 
 
-def test_images_are_named_by_the_manifest_or_lie_beside_the_labels(tmp_path: Path) -> None:
+def test_images_are_named_by_the_manifest_or_lie_beside_the_labels(tmp_path):
     out, references = dataset(tmp_path)
     image = tmp_path / "imagesTr/a_0000.nii.gz"
     assert images_of(out, references, None, ["a", "z"]) == {"a": image}
@@ -38,7 +37,7 @@ def test_images_are_named_by_the_manifest_or_lie_beside_the_labels(tmp_path: Pat
         assert images_of(out, tmp_path / "other", None, ["a"]) == {}
 
 
-def test_a_reference_of_0_and_255_is_drawn_like_a_prediction_of_0_and_1(tmp_path: Path) -> None:
+def test_a_reference_of_0_and_255_is_drawn_like_a_prediction_of_0_and_1(tmp_path):
     paths = []
     for value in (255, 1):
         pixels = np.zeros((30, 40), np.uint8)

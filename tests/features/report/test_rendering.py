@@ -17,12 +17,10 @@ from medconv.features.report import rendering
         (-0.5, {"digits": 2, "signed": True}, "\N{MINUS SIGN}0.50"),
     ],
 )
-def test_numbers_have_a_true_minus_sign_and_a_dash_for_none(
-    value: float | None, options: dict, text: str
-) -> None:
+def test_numbers_have_a_true_minus_sign_and_a_dash_for_none(value, options, text):
     assert rendering.number(value, **options) == text
 
 
-def test_a_template_without_its_values_is_an_error() -> None:
+def test_a_template_without_its_values_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
         rendering.render("segmentation_report.html.j2")

@@ -7,7 +7,6 @@ import io
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 from helpers.label_maps import dataset, folders, label, label_of, save
@@ -30,8 +29,8 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
+        self.tags = []
+        self.open = []
         self.text = ""
         self.feed(text)
 
@@ -55,7 +54,7 @@ class Page(HTMLParser):
         ]
 
 
-def test_the_page_is_self_contained(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path):
     text = page_of(evaluate(*dataset(tmp_path), tmp_path / "other"))
     page = Page(text)
     assert not page.open
@@ -72,7 +71,7 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_the_page_shows_scores_and_the_worst_cases_first(tmp_path: Path) -> None:
+def test_the_page_shows_scores_and_the_worst_cases_first(tmp_path):
     evaluation = evaluate(*dataset(tmp_path))
     page = Page(page_of(evaluation))
     dice = evaluation.result["statistics"]["1"]["dice"]
@@ -84,7 +83,7 @@ def test_the_page_shows_scores_and_the_worst_cases_first(tmp_path: Path) -> None
     assert "Comparison" not in page.text
 
 
-def test_pictures_have_distances_in_pixels_and_no_volumes(tmp_path: Path) -> None:
+def test_pictures_have_distances_in_pixels_and_no_volumes(tmp_path):
     for name in ("predictions", "references"):
         (tmp_path / name).mkdir()
         pixels = np.zeros((30, 40), np.uint8)
@@ -97,7 +96,7 @@ def test_pictures_have_distances_in_pixels_and_no_volumes(tmp_path: Path) -> Non
     assert "HD95 px  ASD px" in evaluation.score_lines()[0]
 
 
-def test_names_cannot_become_html(tmp_path: Path) -> None:
+def test_names_cannot_become_html(tmp_path):
     case = "x<img src=q onerror=alert(1)>'&"
     predictions, references = dataset(tmp_path / "<img src=q onerror=alert(2)>", (case,))
     other = predictions.with_name("other")
@@ -109,7 +108,7 @@ def test_names_cannot_become_html(tmp_path: Path) -> None:
         assert name in page.text
 
 
-def test_missing_and_damaged_images_are_left_out(tmp_path: Path) -> None:
+def test_missing_and_damaged_images_are_left_out(tmp_path):
     predictions, references = dataset(tmp_path, images=False)
     assert "image, reference" not in Page(page_of(evaluate(predictions, references))).text
     for case in "ab":
@@ -123,7 +122,7 @@ def test_missing_and_damaged_images_are_left_out(tmp_path: Path) -> None:
     )
 
 
-def test_a_class_without_voxels_is_undefined(tmp_path: Path) -> None:
+def test_a_class_without_voxels_is_undefined(tmp_path):
     for name in ("labelsTr", "out"):
         save(tmp_path / name / "a.nii.gz", 0 * label(1))
     (tmp_path / "out" / MANIFEST).write_text('{"class_names": ["background", "one"]}')
@@ -131,7 +130,7 @@ def test_a_class_without_voxels_is_undefined(tmp_path: Path) -> None:
     assert "no case has a defined Dice" in page.text and "undefined in every case" in page.text
 
 
-def test_significant_differences_are_green_where_the_first_set_is_better() -> None:
+def test_significant_differences_are_green_where_the_first_set_is_better():
     """Higher Dice, lower distances, and lower absolute volume errors are better."""
     better = {"dice": 0.1, "hd95_mm": -2.0, "volume_error": -0.1, "volume_error_ml": -1.0}
     for metric in (metric for metric in CORE_METRICS if metric.name in better):
@@ -142,7 +141,7 @@ def test_significant_differences_are_green_where_the_first_set_is_better() -> No
             assert segmentation_report._better({**row, "p_holm": p}, metric) == ""
 
 
-def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> None:
+def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path):
     """Of two cases one lesion each; the one that is missed has 0 in all scores, the other is found by 0.4."""
     true_labels = {"a": label_of(10), "b": label_of(10)}
     predictions, references = folders(tmp_path, {"a": label_of(4), "b": label_of(2)}, true_labels)
@@ -167,7 +166,7 @@ def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> No
     assert "lesion_f1" not in without.result["mean"]
 
 
-def test_centrelines_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> None:
+def test_centrelines_are_in_the_table_the_files_and_the_report(tmp_path):
     true_labels = {"a": label_of(10), "b": label_of(10)}
     predictions, references = folders(tmp_path, {"a": label_of(10), "b": label_of(0)}, true_labels)
     evaluation = segmentation.evaluate(predictions, references, selection=MetricSelection(centreline=True))

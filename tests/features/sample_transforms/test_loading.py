@@ -1,7 +1,6 @@
 """Samples transformed in loader workers: the same in any worker and run, and errors that name the case."""
 
 from importlib.util import find_spec
-from typing import Any
 
 import monai.transforms as mt
 import pytest
@@ -10,8 +9,6 @@ from helpers.loading import data_module
 from helpers.volumes import preprocessing_config, tiny
 
 from medconv.data.case import Dataset
-from medconv.data.loading.datamodule import DataModule
-from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.store import Store
 from medconv.features.sample_transforms.transforms import SampleTransforms
@@ -21,30 +18,30 @@ PreparedData = tuple[Dataset, Store]
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("loading")
     dataset = tiny(folder / "data", 4)
     return dataset, fill_store(dataset, preprocessing_config(), folder / "cache", 1)
 
 
-def module(prepared: PreparedData, augment: Any, num_workers: int = 0, samples: int = 6) -> DataModule:
+def module(prepared, augment, num_workers=0, samples=6):
     dataset, store = prepared
     train, val = dataset.cases[:3], dataset.cases[3:]
-    settings: dict[str, Any] = {"batch_size": 2, "samples_per_epoch": samples, "num_workers": num_workers}
+    settings = {"batch_size": 2, "samples_per_epoch": samples, "num_workers": num_workers}
     return data_module(store, train, val, PATCH, augment, **settings)
 
 
-def sample_transforms(*transforms: Any) -> SampleTransforms:
+def sample_transforms(*transforms):
     return SampleTransforms(transforms, seed=0, spacing_mm=(1, 1.5, 2), patch_size=PATCH)
 
 
-def monai_transforms() -> list[Any]:
+def monai_transforms():
     keys = ["image", "label"]
     move = mt.RandAffined(keys, prob=0.8, rotate_range=[0.5] * 3, mode=["bilinear", "nearest"])
     return [move, mt.OneOf([mt.RandGaussianNoised("image", prob=1), mt.RandFlipd(keys, prob=0.5)])]
 
 
-def torchio_transforms() -> list[Any]:
+def torchio_transforms():
     import torchio
 
     return [torchio.RandomAffine(), torchio.RandomNoise(std=(0.1, 0.2))]
@@ -60,10 +57,10 @@ def torchio_transforms() -> list[Any]:
         ),
     ],
 )
-def test_workers_and_restarts_do_not_change_transformed_samples(prepared: PreparedData, family: Any) -> None:
+def test_workers_and_restarts_do_not_change_transformed_samples(prepared, family):
     """Every run has transforms of its own, as a resumed one has."""
 
-    def batches(workers: int, begin: int = 0) -> list[Batch]:
+    def batches(workers, begin=0):
         data = module(prepared, sample_transforms(*family()), workers, 12)
         loader = data.train_dataloader()
         loader.sampler.first_batch = begin
@@ -80,9 +77,7 @@ def test_workers_and_restarts_do_not_change_transformed_samples(prepared: Prepar
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_transform_names_sample_case_and_transform(
-    prepared: PreparedData, workers: int
-) -> None:
+def test_an_error_of_a_transform_names_sample_case_and_transform(prepared, workers):
     flip = mt.RandFlipd(["image", "mask"], prob=1)
     loader = module(prepared, sample_transforms(flip), workers).train_dataloader()
     with pytest.raises(

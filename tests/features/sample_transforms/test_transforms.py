@@ -22,19 +22,19 @@ BOTH = ["image", "label"]
 Sample = dict[str, Any]
 
 
-def make(*transforms: Any, axes: int = 3, seed: int = 0, **changes: Any) -> SampleTransforms:
+def make(*transforms, axes=3, seed=0, **changes):
     settings = {"seed": seed, "spacing_mm": SPACING_MM[axes], "patch_size": SHAPES[axes], **changes}
     return SampleTransforms(list(transforms), **settings)
 
 
-def sample_of(number: int, axes: int = 3, channels: int = 2) -> Sample:
+def sample_of(number, axes=3, channels=2):
     rng = np.random.default_rng(number % 2)
     label = torch.from_numpy(rng.integers(0, 3, (1, *SHAPES[axes])).astype(np.uint8))
     image = torch.from_numpy(rng.normal(size=(channels, *SHAPES[axes])).astype(np.float32))
     return {"image": image, "label": label, "sample": number}
 
 
-def monai_transforms() -> list[Any]:
+def monai_transforms():
     """Random transforms at several depths."""
     affine = mt.RandAffined(
         BOTH, prob=0.8, rotate_range=[0.5] * 3, scale_range=[0.2] * 3, mode=["bilinear", "nearest"]
@@ -43,7 +43,7 @@ def monai_transforms() -> list[Any]:
     return [affine, mt.Compose([mt.RandFlipd(BOTH, prob=0.5, spatial_axis=0), noise])]
 
 
-def torchio_transforms() -> list[Any]:
+def torchio_transforms():
     tio = pytest.importorskip("torchio", reason="pip install torchio")
     moves = [tio.RandomAffine(degrees=20), tio.RandomFlip(0)]
     return [tio.Compose([*moves, tio.RandomNoise(std=(0.1, 0.2))]), tio.RandomGamma()]
@@ -59,13 +59,13 @@ class Unseeded:
         return {**sample, "image": sample["image"] + self.draw()}
 
 
-def hidden() -> Callable[[], Any]:
+def hidden():
     """A transform that a function holds."""
     transform = mt.RandScaleIntensity(0.5, prob=1)
     return lambda: transform(torch.ones(1))
 
 
-FAMILIES: dict[str, Callable[[], list[Any]]] = {
+FAMILIES = {
     "monai": monai_transforms,
     "torchio": torchio_transforms,
     "both": lambda: [*monai_transforms(), *torchio_transforms()],
@@ -76,14 +76,14 @@ FAMILIES: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def assert_same(one: Sample, other: Sample) -> None:
+def assert_same(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key])) for key in one)
 
 
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sample_alone_equals_the_sample_in_any_sequence(family: str, axes: int) -> None:
+def test_a_sample_alone_equals_the_sample_in_any_sequence(family, axes):
     one = make(*FAMILIES[family](), axes=axes)
     in_order = [one(sample_of(n, axes)) for n in range(6)]
     for n in (4, 1, 4):
@@ -97,7 +97,7 @@ def test_a_sample_alone_equals_the_sample_in_any_sequence(family: str, axes: int
 
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("family", ["monai", "torchio"])
-def test_results_are_plain_tensors_of_the_types_from_before(family: str, axes: int) -> None:
+def test_results_are_plain_tensors_of_the_types_from_before(family, axes):
     for n in range(4):
         before = sample_of(n, axes)
         image, label = before["image"].clone(), before["label"].clone()
@@ -111,7 +111,7 @@ def test_results_are_plain_tensors_of_the_types_from_before(family: str, axes: i
 
 
 @pytest.mark.parametrize("family", ["monai", "torchio"])
-def test_image_and_label_move_together(family: str) -> None:
+def test_image_and_label_move_together(family):
     flip = mt.RandFlipd(BOTH, prob=0.5, spatial_axis=1)
     if family == "torchio":
         flip = pytest.importorskip("torchio", reason="pip install torchio").RandomFlip(1)
@@ -125,7 +125,7 @@ def test_image_and_label_move_together(family: str) -> None:
     assert 2 < sum(mirrored) < 10
 
 
-def test_torchio_gets_the_spacing_and_knows_the_label_map() -> None:
+def test_torchio_gets_the_spacing_and_knows_the_label_map():
     tio = pytest.importorskip("torchio", reason="pip install torchio")
     seen = []
 
@@ -145,7 +145,7 @@ def test_torchio_gets_the_spacing_and_knows_the_label_map() -> None:
     ]
 
 
-def test_image_level_labels_are_not_given_to_the_transforms() -> None:
+def test_image_level_labels_are_not_given_to_the_transforms():
     seen = []
     transforms = make(lambda sample: seen.append(list(sample)) or {"image": sample["image"] + 1})
     before = {**sample_of(3), "label": torch.tensor([1.0, 0.5])}
@@ -154,14 +154,14 @@ def test_image_level_labels_are_not_given_to_the_transforms() -> None:
     assert torch.equal(after["label"], before["label"])
 
 
-def test_random_numbers_outside_go_on_as_if_nothing_was_drawn() -> None:
-    def draws() -> list[float]:
+def test_random_numbers_outside_go_on_as_if_nothing_was_drawn():
+    def draws():
         return [torch.rand(1).item(), np.random.rand(), random.random(), mt.Randomizable.R.rand()]
 
-    def draw() -> float:
+    def draw():
         return sum(draws())
 
-    def seeded() -> None:
+    def seeded():
         torch.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
@@ -178,12 +178,12 @@ def test_random_numbers_outside_go_on_as_if_nothing_was_drawn() -> None:
     assert draws() == expected
 
 
-def test_threads_do_not_change_a_sample() -> None:
+def test_threads_do_not_change_a_sample():
     """The main process has several, a worker one; sums of many numbers differ in their last bit."""
     image = torch.randn(8, 48, 48, 48, generator=torch.Generator().manual_seed(0))
     sample = {"image": image, "label": torch.zeros(1), "sample": 0}
 
-    def centred(sample: Sample) -> Sample:
+    def centred(sample):
         return {"image": torch.stack([channel - channel.mean() for channel in sample["image"]])}
 
     images, before = [], torch.get_num_threads()
@@ -202,7 +202,7 @@ class Unreadable(mt.Transform):
         raise OSError("no\n  file")
 
 
-ERRORS: dict[str, tuple[Any, str]] = {
+ERRORS = {
     "shape of the image": (
         mt.RandSpatialCropd(BOTH, roi_size=[4, 4, 4], random_size=False),
         r"augmentation: the transforms return image of shape \(2, 4, 4, 4\), expected \(2, 12, 10, 8\): channels, then "
@@ -239,7 +239,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("fault", ERRORS)
-def test_errors_name_the_transform_and_what_it_returned(fault: str) -> None:
+def test_errors_name_the_transform_and_what_it_returned(fault):
     transform, message = ERRORS[fault]
     with pytest.raises(ValueError, match=message):
         make(transform)(sample_of(0))
@@ -252,27 +252,25 @@ def test_errors_name_the_transform_and_what_it_returned(fault: str) -> None:
         ([{"keys": ["image"]}], r"each with its _target_, got \[\{'keys': \['image'\]\}\]"),
     ],
 )
-def test_transforms_are_a_list_of_functions(transforms: Any, message: str) -> None:
+def test_transforms_are_a_list_of_functions(transforms, message):
     with pytest.raises(ValueError, match=message):
         SampleTransforms(transforms, seed=0, spacing_mm=(1, 1), patch_size=(4, 4))
 
 
-def test_mirrored_axes_are_axes_of_the_image() -> None:
+def test_mirrored_axes_are_axes_of_the_image():
     assert make(mirror_axes="all").mirror_axes == (0, 1, 2)
     with pytest.raises(ValueError, match=r"mirror_axes must be .*got \[3\]"):
         make(mirror_axes=[3])
 
 
 @pytest.mark.parametrize(("axis", "warns"), [(0, True), (None, False)])
-def test_pairs_of_left_and_right_labels_give_a_warning(
-    caplog: pytest.LogCaptureFixture, axis: int | None, warns: bool
-) -> None:
+def test_pairs_of_left_and_right_labels_give_a_warning(caplog, axis, warns):
     with caplog.at_level(logging.WARNING):
         make(flip_label_pairs=[(1, 2)], left_right_axis=axis)
     assert ("flip_label_pairs swaps no labels in these transforms" in caplog.text) == warns
 
 
-def test_metadata_of_monai_stays_inside() -> None:
+def test_metadata_of_monai_stays_inside():
     seen = []
     transforms = make(
         mt.RandFlipd("image", prob=1), lambda sample: seen.append(type(sample["image"])) or sample

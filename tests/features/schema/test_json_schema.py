@@ -10,7 +10,7 @@ from medconv.features.schema.json_schema import json_schema, to_json_schema
 SCHEMA = json_schema()
 
 
-def test_a_key_has_its_type_range_text_and_default() -> None:
+def test_a_key_has_its_type_range_text_and_default():
     data = SCHEMA["properties"]["data"]["properties"]
     interpolation = {"type": "string", "pattern": r"^\$\{.*\}$"}
     assert data["batch_size"] == {
@@ -23,14 +23,14 @@ def test_a_key_has_its_type_range_text_and_default() -> None:
     assert "default" not in data["cache_dir"]
 
 
-def test_typed_groups_take_no_other_keys_and_classes_any() -> None:
+def test_typed_groups_take_no_other_keys_and_classes_any():
     properties = SCHEMA["properties"]
     assert not SCHEMA["additionalProperties"] and not properties["data"]["additionalProperties"]
     assert "additionalProperties" not in properties["model"] and properties["model"]["description"]
     assert "detect_anomaly" in properties["trainer"]["properties"]  # of Lightning's Trainer
 
 
-def test_the_schema_is_json() -> None:
+def test_the_schema_is_json():
     assert json.loads(json.dumps(SCHEMA, allow_nan=False)) == SCHEMA
 
 
@@ -45,5 +45,5 @@ def test_the_schema_is_json() -> None:
         (Any, (), {}),
     ],
 )
-def test_types_as_json_schema(kind: Any, choices: tuple[str, ...], expected: dict[str, Any]) -> None:
+def test_types_as_json_schema(kind, choices, expected):
     assert to_json_schema(kind, {"minimum": 1}, choices) == expected

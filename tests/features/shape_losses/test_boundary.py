@@ -10,7 +10,7 @@ from medconv.features.shape_losses.losses import Boundary
 from medconv.training.losses.fit import LossArgumentError
 
 
-def signed_distance_mm(mask: np.ndarray, spacing_mm: tuple[float, ...]) -> np.ndarray:
+def signed_distance_mm(mask, spacing_mm):
     """To the nearest voxel of the other kind; negative inside."""
     result = np.zeros(mask.shape)
     for place in np.ndindex(mask.shape):
@@ -22,7 +22,7 @@ def signed_distance_mm(mask: np.ndarray, spacing_mm: tuple[float, ...]) -> np.nd
 
 
 @pytest.mark.parametrize(("shape", "spacing_mm"), [((7, 6), (1.0, 2.5)), ((4, 5, 3), (3.0, 0.5, 1.0))])
-def test_the_term_equals_the_loops(shape: tuple[int, ...], spacing_mm: tuple[float, ...]) -> None:
+def test_the_term_equals_the_loops(shape, spacing_mm):
     generator = torch.Generator().manual_seed(0)
     probability = torch.rand(2, 2, *shape, generator=generator)
     mask = (torch.rand(2, 2, *shape, generator=generator) < 0.3).float()
@@ -37,7 +37,7 @@ def test_the_term_equals_the_loops(shape: tuple[int, ...], spacing_mm: tuple[flo
     assert float(value) > 0 and float(Boundary().term(mask, mask)) == 0
 
 
-def test_a_false_voxel_costs_more_far_away() -> None:
+def test_a_false_voxel_costs_more_far_away():
     mask = torch.zeros(1, 1, 10, 30)
     mask[..., 4:7, 3:6] = 1
     near, far = mask.clone(), mask.clone()
@@ -47,12 +47,12 @@ def test_a_false_voxel_costs_more_far_away() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_without_a_surface_there_is_no_term(value: float) -> None:
+def test_without_a_surface_there_is_no_term(value):
     probability = torch.full((1, 1, 5, 5), 0.4)
     assert float(Boundary().term(probability, torch.full_like(probability, value))) == 0
 
 
-def test_the_spacing_is_checked() -> None:
+def test_the_spacing_is_checked():
     with pytest.raises(ValueError, match="^spacing_mm must be positive numbers, got"):
         Boundary(spacing_mm=(1.0, 0.0))
     with pytest.raises(LossArgumentError, match="^spacing_mm must be 2 numbers, got 3"):

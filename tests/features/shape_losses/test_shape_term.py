@@ -6,12 +6,10 @@ import pytest
 import torch
 from helpers import ranks
 from helpers.loss_examples import target_example
-from torch import Tensor, nn
 
 from medconv.features.shape_losses.losses import Boundary, ClDice, SkeletonRecall, whole_number
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy, foreground
 
@@ -28,9 +26,7 @@ NAMES = ["cldice", "skeleton_recall", "boundary"]
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 @pytest.mark.parametrize("targets", ALL, ids=IDS)
 @pytest.mark.parametrize("shape", [(2, 9, 8), (1, 5, 6, 7)])
-def test_the_term_is_added_to_cross_entropy_and_dice(
-    targets: SegmentationTargets, shape: tuple[int, ...], loss: nn.Module
-) -> None:
+def test_the_term_is_added_to_cross_entropy_and_dice(targets, shape, loss):
     logits, label = target_example(targets, shape)
     reference = targets.reference(label)
     labelled = targets.labelled(label)
@@ -44,7 +40,7 @@ def test_the_term_is_added_to_cross_entropy_and_dice(
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
-def test_ignored_voxels_have_no_gradient_and_no_effect(loss: nn.Module) -> None:
+def test_ignored_voxels_have_no_gradient_and_no_effect(loss):
     logits, label = target_example(IGNORING, (2, 12, 12))
     logits.requires_grad_()
     fitted = FittedLoss(loss, IGNORING, 2)
@@ -58,7 +54,7 @@ def test_ignored_voxels_have_no_gradient_and_no_effect(loss: nn.Module) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 @pytest.mark.parametrize("label_value", [0, 1])
-def test_the_gradient_is_finite(loss: nn.Module, label_value: int) -> None:
+def test_the_gradient_is_finite(loss, label_value):
     """Also where a class is absent, and where the network is sure."""
     for scale in (0.0, 1e4):
         logits = (scale * torch.randn(2, 3, 8, 8)).requires_grad_()
@@ -67,7 +63,7 @@ def test_the_gradient_is_finite(loss: nn.Module, label_value: int) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
-def test_half_precision_is_computed_in_fp32(loss: nn.Module) -> None:
+def test_half_precision_is_computed_in_fp32(loss):
     logits, label = target_example(CLASSES, (2, 8, 8))
     expected = loss(logits.bfloat16().float(), label)
     with torch.autocast("cpu", torch.bfloat16):
@@ -75,7 +71,7 @@ def test_half_precision_is_computed_in_fp32(loss: nn.Module) -> None:
     assert value.dtype == torch.float32 and torch.equal(value, expected)
 
 
-def test_a_weight_of_0_leaves_the_term_out() -> None:
+def test_a_weight_of_0_leaves_the_term_out():
     logits, label = target_example(CLASSES, (2, 8, 8))
     assert torch.equal(ClDice(weight=0)(logits, label), DiceCrossEntropy()(logits, label))
     with pytest.raises(ValueError, match="^weight must be a number of 0 or more, got -1"):
@@ -85,19 +81,19 @@ def test_a_weight_of_0_leaves_the_term_out() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 2.0, True, "2"])
-def test_whole_numbers_are_checked(value: int) -> None:
+def test_whole_numbers_are_checked(value):
     with pytest.raises(ValueError, match=f"^iterations must be a whole number of at least 1, got {value}"):
         whole_number("iterations", value, least=1)
 
 
-def _example(case: str) -> tuple[nn.Module, Tensor, Tensor]:
+def _example(case):
     """A loss, logits, and a label that lacks class 2 in the first half of the batch."""
     logits, label = target_example(CLASSES, (4, 9, 8))
     label[:2][label[:2] == 2] = 0
     return LOSSES[NAMES.index(case)], logits.requires_grad_(), label
 
 
-def _half_a_batch(rank: int, folder: str, case: str) -> None:
+def _half_a_batch(rank, folder, case):
     """The gradient of a rank's half of the batch, averaged over the ranks as DDP does."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -113,7 +109,7 @@ def _half_a_batch(rank: int, folder: str, case: str) -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 @pytest.mark.parametrize("case", NAMES)
-def test_two_processes_have_the_gradient_of_one(tmp_path: str, case: str) -> None:
+def test_two_processes_have_the_gradient_of_one(tmp_path, case):
     ranks.call(_half_a_batch, str(tmp_path), case)
     loss, logits, label = _example(case)
     loss(logits, label).backward()

@@ -1,8 +1,5 @@
 """medconv/features/sweeps/launch.py: one run or a sweep, from the same command line."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from helpers import tiny
 from helpers.launchers import TORCHRUN
@@ -14,9 +11,7 @@ from medconv.features.sweeps import run
 from medconv.utils.exit_codes import DONE, USER
 
 
-def test_a_job_composes_its_config_from_the_same_places_as_the_sweep(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_composes_its_config_from_the_same_places_as_the_sweep(dataset, tmp_path, monkeypatch):
     """`--config-name`, `--config-dir` and the user's own search path; its option fails in the job."""
     monkeypatch.setattr(run, "subprocess", FORKED)
     own, more = tmp_path / "own", tmp_path / "more"
@@ -33,7 +28,7 @@ def test_a_job_composes_its_config_from_the_same_places_as_the_sweep(
 
 
 @pytest.mark.parametrize("many", [True, False])
-def test_a_dry_run_prints_the_config_or_the_commands(many: bool, dataset: Path, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_config_or_the_commands(many, dataset, tmp_path):
     arguments = [*tiny.overrides(dataset), "run.name=planned", "run.dry_run=true"]
     code, output = Forked(*(["-m", "seed=1,2"] if many else []), *arguments, cwd=tmp_path).wait()
     assert code == DONE and not (tmp_path / "runs/planned").exists(), output
@@ -46,9 +41,7 @@ def test_a_dry_run_prints_the_config_or_the_commands(many: bool, dataset: Path, 
         assert output.startswith("# runs/planned\n") and "max_steps: 4" in output
 
 
-def test_a_sweep_under_torchrun_is_refused(
-    launched: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_sweep_under_torchrun_is_refused(launched, monkeypatch, tmp_path):
     launched(**TORCHRUN)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="its jobs start their own processes; run it without torchrun"):

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import configs, tiny
@@ -29,7 +28,7 @@ SPACE = "# @package hydra.sweeper\nn_trials: 2\nparams:\n  optimizer.lr: tag(log
 
 
 @pytest.fixture
-def space(tmp_path: Path) -> list[str]:
+def space(tmp_path):
     """A user's own search space, and the options that name it."""
     (tmp_path / "own/hparams_search").mkdir(parents=True)
     (tmp_path / "own/hparams_search/mine.yaml").write_text(SPACE)
@@ -43,9 +42,7 @@ def space(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_a_stopped_search_resumes_with_the_unfinished_trial(
-    dataset: Path, tmp_path: Path, space: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_search_resumes_with_the_unfinished_trial(dataset, tmp_path, space, monkeypatch):
     monkeypatch.setattr(run, "subprocess", FORKED)
     stop = stopped(tmp_path / "stopped", number=signal.SIGTERM, to_parent=True)
     choice = "model.norm=choice(batch,instance)"
@@ -74,9 +71,7 @@ def test_a_stopped_search_resumes_with_the_unfinished_trial(
     ("code", "score", "state"),
     [(0, 0.5, "COMPLETE"), (0, None, "FAIL"), (0, math.nan, "FAIL"), (1, 0.5, "FAIL"), (-9, None, "FAIL")],
 )
-def test_optuna_is_told_the_result_of_a_trial(
-    code: int, score: float | None, state: str, tmp_path: Path
-) -> None:
+def test_optuna_is_told_the_result_of_a_trial(code, score, state, tmp_path):
     settings = {"n_trials": 3, "n_jobs": 2, "seed": 0}
     study = optuna_search._study(tmp_path, settings, DICE, optuna)
     space = SearchSpace({"seed": optuna.distributions.IntDistribution(0, 9)}, ["a=1"])
@@ -99,7 +94,7 @@ def test_optuna_is_told_the_result_of_a_trial(
     assert [t.number for t in optuna_search._next(again, space, settings, optuna)] == [1]
 
 
-def storage(home: Path) -> object:
+def storage(home):
     return optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(home / optuna_search.STUDY))
     )
@@ -135,22 +130,20 @@ def storage(home: Path) -> object:
         ),
     ],
 )
-def test_an_unusable_search_is_refused_with_the_reason(
-    arguments: list[str], message: str, tmp_path: Path
-) -> None:
+def test_an_unusable_search_is_refused_with_the_reason(arguments, message, tmp_path):
     code, output = Forked("-m", "hydra/sweeper=optuna", *arguments, cwd=tmp_path).wait()
     assert code == USER and f"error: {message}" in output and "Traceback" not in output, output
     assert not list(tmp_path.glob("runs/*/*.journal"))  # which a corrected command would resume
 
 
-def test_a_misspelt_key_in_a_search_with_own_options_is_refused(tmp_path: Path, space: list[str]) -> None:
+def test_a_misspelt_key_in_a_search_with_own_options_is_refused(tmp_path, space):
     code, output = Forked(*space, "data.bach_size=2", cwd=tmp_path).wait()
     assert code == USER and "error: there is no key data.bach_size; did you mean data.batch_size" in output, (
         output
     )
 
 
-def test_a_dry_run_prints_the_space_and_runs_nothing(dataset: Path, tmp_path: Path, space: list[str]) -> None:
+def test_a_dry_run_prints_the_space_and_runs_nothing(dataset, tmp_path, space):
     own = [f"data.root={dataset}", "data=msd", "model.norm=batch,instance", "run.dry_run=true"]
     code, output = Forked(*space, *own, cwd=tmp_path).wait()
     assert code == DONE, output
@@ -162,15 +155,15 @@ def test_a_dry_run_prints_the_space_and_runs_nothing(dataset: Path, tmp_path: Pa
     assert not (tmp_path / "runs/search").exists()
 
 
-def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
         ConfigError, match="hydra/sweeper=optuna needs the package optuna: pip install 'medconv\\[optuna\\]'"
     ):
-        optuna_search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
+        optuna_search.run(["seed=1,2"], {}, lambda overrides: None)
 
 
-def test_a_resumed_search_proposes_new_values(tmp_path: Path) -> None:
+def test_a_resumed_search_proposes_new_values(tmp_path):
     settings, rates = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
     space = SearchSpace({"lr": optuna.distributions.FloatDistribution(0, 1)}, [])
     for _ in range(3):
@@ -181,7 +174,7 @@ def test_a_resumed_search_proposes_new_values(tmp_path: Path) -> None:
     assert len(set(rates)) == 3
 
 
-def composed(folder: Path, overrides: list[str]) -> Composed:
+def composed(folder, overrides):
     """The config as Hydra composes it; a kernel size for a model without one does not compose."""
     if "misspelt=1" in overrides or (
         "model=monai_unet" in overrides and any(o.startswith("model.kernel_size=") for o in overrides)
@@ -209,14 +202,7 @@ with (folder / "count").open("a") as file: file.write("x")
 LOST = WELL + '(folder / "error.txt").write_text("another process is gone"); sys.exit(75)'
 
 
-def searched(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *arguments: str,
-    line: str = WELL,
-    trials: int = 4,
-    n_jobs: int = 1,
-) -> int:
+def searched(folder, monkeypatch, *arguments, line=WELL, trials=4, n_jobs=1):
     """A search whose jobs run a line of Python, with their folder as argument, in place of training."""
     command = property(lambda job: [sys.executable, "-c", line, str(job.folder.path)])
     monkeypatch.setattr(Job, "command", command)
@@ -224,15 +210,13 @@ def searched(
     return optuna_search.run(arguments, settings, lambda overrides: composed(folder, overrides))
 
 
-def states(folder: Path) -> list[str]:
+def states(folder):
     return [
         trial.state.name for trial in optuna.load_study(study_name="medconv", storage=storage(folder)).trials
     ]
 
 
-def test_a_trial_that_does_not_compose_fails_and_the_search_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_that_does_not_compose_fails_and_the_search_continues(tmp_path, monkeypatch, capsys):
     space = ["model=choice(monai_unet,customconv)", "model.kernel_size=range(3,8,2)"]
     assert searched(tmp_path, monkeypatch, *space, trials=8) == DONE
     output = capsys.readouterr().out
@@ -246,9 +230,7 @@ def test_a_trial_that_does_not_compose_fails_and_the_search_continues(
     assert not (tmp_path / "other").exists()
 
 
-def test_a_trial_that_lost_a_process_is_tried_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_that_lost_a_process_is_tried_twice(tmp_path, monkeypatch, capsys):
     assert searched(tmp_path, monkeypatch, "seed=range(0,9)", line=LOST, trials=2) == PREEMPTED
     assert states(tmp_path) == ["FAIL", "FAIL"]
     output = capsys.readouterr().out
@@ -256,7 +238,7 @@ def test_a_trial_that_lost_a_process_is_tried_twice(
     assert "exit code 75: another process is gone" in output
 
 
-def test_equal_trials_at_the_same_time_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_trials_at_the_same_time_are_one_run(tmp_path, monkeypatch):
     assert searched(tmp_path, monkeypatch, "seed=choice(0,1)", n_jobs=4) == DONE
     assert states(tmp_path) == ["COMPLETE"] * 4
     assert len(list(tmp_path.glob("*/count"))) <= 2 and {p.read_text() for p in tmp_path.glob("*/count")} == {
@@ -264,7 +246,7 @@ def test_equal_trials_at_the_same_time_are_one_run(tmp_path: Path, monkeypatch: 
     }
 
 
-def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_folder_holds_one_search(tmp_path, monkeypatch):
     begun = ["seed=choice(0,1)", "optimizer.lr=1e-3", "data.num_workers=2"]
     searched(tmp_path, monkeypatch, *begun, trials=1)
     searched(
@@ -285,9 +267,7 @@ def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(states(tmp_path)) == 2
 
 
-def test_files_that_change_between_two_starts_are_warned_of(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_change_between_two_starts_are_warned_of(dataset, tmp_path, caplog):
     data = data_of(configs.composed(*tiny.overrides(shutil.copytree(dataset, tmp_path / "data"))))
     study = optuna_search._study(tmp_path, {"n_jobs": 1, "seed": 0}, DICE, optuna)
     for _ in range(2):
@@ -298,7 +278,7 @@ def test_files_that_change_between_two_starts_are_warned_of(
     assert "files of the dataset have changed since this search began" in caplog.text
 
 
-def test_a_search_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_under_torchrun_is_refused(monkeypatch):
     for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -306,12 +286,10 @@ def test_a_search_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ConfigError,
         match="-m starts a sweep, and its jobs start their own processes; run it without torchrun",
     ):
-        optuna_search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
+        optuna_search.run(["seed=1,2"], {}, lambda overrides: None)
 
 
-def test_a_study_with_a_cut_last_line_resumes_a_damaged_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_with_a_cut_last_line_resumes_a_damaged_one_is_refused(tmp_path, monkeypatch):
     path = tmp_path / optuna_search.STUDY
     searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=1)
     with path.open("a") as file:

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import tiny
@@ -41,24 +39,24 @@ SYSTEMS = {
 SUBMITS = {"pbs": "qsub", "sge": "qsub", "lsf": "bsub"}
 
 
-def launcher(name: str, **settings: Any) -> dict[str, Any]:
+def launcher(name, **settings):
     content = OmegaConf.load(tiny.ROOT / f"conf/hydra/launcher/{name}.yaml")
-    words: Any = OmegaConf.to_container(content)
+    words = OmegaConf.to_container(content)
     return {**words, "poll_seconds": 0.1, **settings}
 
 
-def system(settings: dict[str, Any]) -> BatchSystem:
+def system(settings):
     found = BatchSystem.of(settings)
     assert found is not None
     return found
 
 
-def jobs(home: Path, *overrides: str) -> list[Job]:
+def jobs(home, *overrides):
     return [Job(overrides=(override,), flags=(), home=home) for override in overrides]
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_the_script_has_the_directives_of_its_system(name: str, tmp_path: Path) -> None:
+def test_the_script_has_the_directives_of_its_system(name, tmp_path):
     settings = launcher(name, at_once=1, options=["-q gpu"])
     text = script(jobs(tmp_path / "home", "seed=0", "seed=1"), system(settings), settings, ["seed"])
     directives, _, _ = SYSTEMS[name]
@@ -69,7 +67,7 @@ def test_the_script_has_the_directives_of_its_system(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_each_task_runs_its_job(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_runs_its_job(name, tmp_path, monkeypatch):
     """An array of one job has two tasks, for PBS. A line of bash is in the place of Python, which the array of Slurm
     starts.
     """
@@ -102,7 +100,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_preempted_task_is_queued_again(end: str, tmp_path: Path) -> None:
+def test_a_preempted_task_is_queued_again(end, tmp_path):
     process, name, code, written = ENDS[end]
     done, folder = run_task(tmp_path, name, process)
     assert done.wait() == code
@@ -110,7 +108,7 @@ def test_a_preempted_task_is_queued_again(end: str, tmp_path: Path) -> None:
     assert (file.read_text().strip() if file.exists() else "") == written
 
 
-def test_a_signal_to_the_script_alone_reaches_its_process(tmp_path: Path) -> None:
+def test_a_signal_to_the_script_alone_reaches_its_process(tmp_path):
     saves = "trap 'exit 75' TERM; echo $PPID > ready; while true; do sleep 0.1; done"
     done, _ = run_task(tmp_path, "sge", saves)
     until((tmp_path / "ready").exists)
@@ -118,7 +116,7 @@ def test_a_signal_to_the_script_alone_reaches_its_process(tmp_path: Path) -> Non
     assert done.wait() == 99
 
 
-def test_a_task_that_never_goes_on_is_not_queued_for_ever(tmp_path: Path) -> None:
+def test_a_task_that_never_goes_on_is_not_queued_for_ever(tmp_path):
     done, folder = run_task(tmp_path, "sge", "exit 75", restarts=50)
     assert done.wait() == PREEMPTED
     assert (folder / "exit_code").read_text() == "75\n"
@@ -133,21 +131,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG)
-def test_wrong_words_are_an_error(words: dict[str, Any], message: str) -> None:
+def test_wrong_words_are_an_error(words, message):
     with pytest.raises(ConfigError, match=message):
         BatchSystem.of({**launcher("pbs"), **words})
 
 
-def test_a_system_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     settings = launcher("pbs")
     with pytest.raises(ConfigError, match="hydra/launcher=pbs: there is no qsub on this machine"):
         job_array.run(jobs(tmp_path / "home", "seed=0"), system(settings), settings, ["seed"])
 
 
-def run_task(
-    tmp_path: Path, name: str, process: str, restarts: int = 0
-) -> tuple[subprocess.Popen[bytes], Path]:
+def run_task(tmp_path, name, process, restarts=0):
     """The first task of a script, with a line of bash in the place of Python; and its folder."""
     settings = launcher(name)
     [job] = jobs(tmp_path / "home", "seed=0")
@@ -160,21 +156,21 @@ def run_task(
     return subprocess.Popen(["bash", "-c", text], env=environment), job.folder.path
 
 
-def payload_of(folder: Path, process: str) -> Path:
+def payload_of(folder, process):
     payload = folder / "payload"
     payload.write_text(f"#!/usr/bin/env bash\ncd {folder}\n{process}\n")
     payload.chmod(0o755)
     return payload
 
 
-def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, submit: str, variables: dict[str, str]) -> None:
+def stand_in(folder, monkeypatch, submit, variables):
     tool(folder, submit, SUBMIT)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     for key, value in {**variables, "QUEUE": str(folder / "queue"), "TASKS": "1 2"}.items():
         monkeypatch.setenv(key, value)
 
 
-def tool(folder: Path, name: str, content: str) -> None:
+def tool(folder, name, content):
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "bin" / name).write_text(content)
     (folder / "bin" / name).chmod(0o755)

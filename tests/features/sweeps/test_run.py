@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.cross_validations import Sweep, by_fold
+from helpers.cross_validations import by_fold
 from helpers.waiting import until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -21,7 +20,7 @@ from medconv.features.sweeps import run
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
 
-def forked(work: Callable[[], int]) -> int:
+def forked(work):
     """The process id of a fork that ends with the exit code that `guard` gives."""
     pid = os.fork()
     if pid == 0:
@@ -57,13 +56,8 @@ time.sleep(0.5)  # for signals beyond those expected
     ],
 )
 def test_a_stopped_sweep_stops_its_job_and_waits_for_it(
-    number: int,
-    whole_group: bool,
-    received: list[int],
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    number, whole_group, received, code, tmp_path, monkeypatch
+):
     """Never by a second Ctrl-C, which would abort the run's step."""
     monkeypatch.setattr(run, "_CTRL_C_SECONDS", 0.2)
     signals = tmp_path / "signals"
@@ -76,7 +70,7 @@ def test_a_stopped_sweep_stops_its_job_and_waits_for_it(
     assert signals.read_text() == " ".join(str(int(signum)) for signum in received)
 
 
-class InterruptedStart(subprocess.Popen):  # type: ignore[type-arg]
+class InterruptedStart(subprocess.Popen):
     """Ctrl-C comes after the process has begun, and before anybody waits for it."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -85,9 +79,7 @@ class InterruptedStart(subprocess.Popen):  # type: ignore[type-arg]
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_sweep_that_is_stopped_as_it_starts_a_job_stops_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_that_is_stopped_as_it_starts_a_job_stops_the_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = SimpleNamespace(Popen=InterruptedStart, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(run, "subprocess", started)
@@ -109,7 +101,7 @@ class Short(run.Job):
 @pytest.mark.parametrize(
     ("code", "expected"), [(PREEMPTED, PREEMPTED), (INTERRUPTED, INTERRUPTED), (-signal.SIGUSR1, PREEMPTED)]
 )
-def test_a_stopped_job_stops_the_sweep(code: int, expected: int, tmp_path: Path) -> None:
+def test_a_stopped_job_stops_the_sweep(code, expected, tmp_path):
     end = f"raise SystemExit({code})" if code > 0 else f"import os; os.kill(os.getpid(), {-code})"
     both = [Short((end,), (), tmp_path), Short(("import sys; open(sys.argv[1], 'w')",), (), tmp_path)]
     pid = forked(lambda: run.run(both, {}) or DONE)
@@ -124,16 +116,14 @@ LOST = (
 )
 
 
-def test_a_job_that_lost_a_process_does_not_stop_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_lost_a_process_does_not_stop_the_others(tmp_path, capsys):
     both = [Short((LOST,), (), tmp_path), Short(("pass",), (), tmp_path)]
     run.run(both, {})
     assert [job.code for job in both] == [PREEMPTED, DONE]
     assert run.finish(both) == PREEMPTED and "failed, exit code 75: gone\n" in capsys.readouterr().out
 
 
-def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_jobs_are_run_once(tmp_path, capsys):
     """They share a folder."""
     count = "import sys; open(sys.argv[1] + '.count', 'a').write('x')"
     same = [Short((count,), (), tmp_path) for _ in range(3)]
@@ -145,14 +135,14 @@ def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.count(f"  -     {same[0].folder.path}") == 1
 
 
-def test_a_job_killed_by_the_system_is_the_users_error_a_crash_is_ours() -> None:
+def test_a_job_killed_by_the_system_is_the_users_error_a_crash_is_ours():
     code = run._run_process([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     assert run.Job((), (), Path("runs/x"), code).reason == "killed by SIGKILL"
     assert run._exit_code(code) == USER
     assert run._exit_code(-signal.SIGSEGV) == BUG
 
 
-def test_the_hparams_page_shows_the_keys_in_which_the_runs_differ(sweep: Sweep) -> None:
+def test_the_hparams_page_shows_the_keys_in_which_the_runs_differ(sweep):
     pages = {}
     for number, path in by_fold(sweep.folder).items():
         events = EventAccumulator(str(path / "tensorboard")).Reload()

@@ -19,15 +19,13 @@ optuna = pytest.importorskip("optuna")
         ("x=tag(log,interval(1e-4,1e-2))", "FloatDistribution", {"low": 1e-4, "high": 1e-2, "log": True}),
     ],
 )
-def test_hydras_ranges_become_distributions_of_optuna(
-    text: str, kind: str, values: dict[str, object]
-) -> None:
+def test_hydras_ranges_become_distributions_of_optuna(text, kind, values):
     (override,) = search_space.parsed(["x=1", text, "hparams_search=mine"])
     distribution = search_space._distribution(override, optuna)
     assert type(distribution).__name__ == kind
     assert {name: getattr(distribution, name) for name in values} == values
 
 
-def test_the_last_override_of_a_key_counts() -> None:
+def test_the_last_override_of_a_key_counts():
     overrides = search_space.parsed(["a=choice(1,2)", "b=3", "a=4"])
     assert sorted(o.input_line for o in overrides) == ["a=4", "b=3"]

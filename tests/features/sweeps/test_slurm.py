@@ -25,18 +25,16 @@ from medconv.utils.exit_codes import DONE, INTERRUPTED, USER
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> dict[str, str]:
+def cluster(tmp_path):
     return slurm_tools.environment(tmp_path)
 
 
-def array(dataset: Path, *more: str) -> list[str]:
+def array(dataset, *more):
     launcher = ["hydra/launcher=slurm", "hydra.launcher.poll_seconds=0.2", "run.name=array"]
     return ["-m", *tiny.overrides(dataset, "logger=none"), *launcher, *more]
 
 
-def test_an_array_runs_the_jobs_and_the_table_shows_their_results(
-    dataset: Path, tmp_path: Path, cluster: dict[str, str]
-) -> None:
+def test_an_array_runs_the_jobs_and_the_table_shows_their_results(dataset, tmp_path, cluster):
     code, output = Forked(*array(dataset, "model.norm=batch,nonsense"), cwd=tmp_path, **cluster).wait()
     assert code == USER, output
     home = tmp_path / "runs/array"
@@ -50,9 +48,7 @@ def test_an_array_runs_the_jobs_and_the_table_shows_their_results(
     assert not (home / "array.json").exists()
 
 
-def test_a_dry_run_prints_the_script_and_submits_nothing(
-    dataset: Path, tmp_path: Path, cluster: dict[str, str]
-) -> None:
+def test_a_dry_run_prints_the_script_and_submits_nothing(dataset, tmp_path, cluster):
     options = ["hydra.launcher.time='01:30:00'", "hydra.launcher.gpus_per_node=4", "hydra.launcher.at_once=1"]
     more = ['hydra.launcher.options=["--constraint=a100"]', "hydra.launcher.setup=['module load cuda']"]
     arguments = array(dataset, "optimizer.lr=1e-3,1e-2", *options, *more)
@@ -76,9 +72,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(
     assert "run.dry_run" not in output and output.count("optimizer.lr=0.001 ") == 1
 
 
-def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(
-    dataset: Path, tmp_path: Path, cluster: dict[str, str]
-) -> None:
+def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(dataset, tmp_path, cluster):
     arguments = array(dataset, "seed=1,2")
     (tmp_path / "busy").write_text(f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n")
     first = Forked(*arguments, cwd=tmp_path, INSTEAD=f"bash {tmp_path}/busy", **cluster)
@@ -100,10 +94,8 @@ def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(
     assert code == DONE and output.count("  -     runs/array/") == 2, output
 
 
-def test_ctrl_c_as_the_array_is_named_leaves_it_in_the_queue(
-    three: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(text: str, **settings: Any) -> None:
+def test_ctrl_c_as_the_array_is_named_leaves_it_in_the_queue(three, monkeypatch, capsys):
+    def interrupted(text, **settings):
         print(text, **settings)
         if "logs are" in text:
             raise KeyboardInterrupt
@@ -114,9 +106,7 @@ def test_ctrl_c_as_the_array_is_named_leaves_it_in_the_queue(
     assert "array 7 stays in the queue" in capsys.readouterr().out
 
 
-def test_a_job_ended_by_slurm_has_failed_with_that_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, str]
-) -> None:
+def test_a_job_ended_by_slurm_has_failed_with_that_reason(tmp_path, monkeypatch, cluster):
     """A script that is killed for its time or memory leaves no exit code."""
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
@@ -141,7 +131,7 @@ echo '{"status": "done", "val/dice": 0.5}' > "$folder/summary.json"
 
 
 @pytest.fixture
-def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, str]) -> list[Job]:
+def three(tmp_path, monkeypatch, cluster):
     """Three jobs, of which seed=2 fails."""
     for name, value in {**cluster, "FAILS": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -149,7 +139,7 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, st
     return [Job((f"seed={seed}",), (), tmp_path / "home", config="abc") for seed in (1, 2, 3)]
 
 
-def sent(tmp_path: Path) -> list[str]:
+def sent(tmp_path):
     """The folders of the jobs that ran since the last call."""
     ran = tmp_path / "queue.ran"
     folders = ran.read_text().splitlines() if ran.is_file() else []
@@ -158,9 +148,7 @@ def sent(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("preempted", ["1", "3"])
-def test_a_preempted_job_alone_is_requeued(
-    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch, preempted: str
-) -> None:
+def test_a_preempted_job_alone_is_requeued(tmp_path, three, monkeypatch, preempted):
     """The first of the array, or the last, whose number is also that of the array."""
     monkeypatch.setenv("PREEMPTED", preempted)
     job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
@@ -169,9 +157,7 @@ def test_a_preempted_job_alone_is_requeued(
     assert sent(tmp_path) == sorted([*(job.folder.path.name for job in three), again])
 
 
-def test_trained_jobs_are_not_submitted_again(
-    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trained_jobs_are_not_submitted_again(tmp_path, three, monkeypatch):
     """Also where nobody waited for its end. A failed job is, one of another config now, and one that is to
     begin anew.
     """
@@ -191,9 +177,7 @@ def test_trained_jobs_are_not_submitted_again(
     assert sent(tmp_path) == [third]
 
 
-def test_a_trained_job_is_submitted_again_if_its_files_changed(
-    dataset: Path, tmp_path: Path, three: list[Job]
-) -> None:
+def test_a_trained_job_is_submitted_again_if_its_files_changed(dataset, tmp_path, three):
     """The job then compares the images themselves, on a machine of the cluster."""
     data = shutil.copytree(dataset, tmp_path / "data")
     job = three[0]
@@ -210,9 +194,7 @@ def test_a_trained_job_is_submitted_again_if_its_files_changed(
     assert sent(tmp_path) == [folder]
 
 
-def test_an_exit_code_that_appears_late_counts(
-    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exit_code_that_appears_late_counts(tmp_path, three, monkeypatch):
     """A shared file system may show files of other machines late; without the code, the summary counts."""
     script = array_script._SLURM
     monkeypatch.setattr(job_array, "_VISIBLE_SECONDS", PATIENCE_S)
@@ -242,9 +224,7 @@ class Unanswered:
         raise subprocess.TimeoutExpired(command, timeout)
 
 
-def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(
-    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(tmp_path, three, monkeypatch):
     """The jobs begin once the array was found."""
     monkeypatch.setattr(batch_system, "subprocess", Unanswered)
     waits = f"#!/usr/bin/env bash\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n"
@@ -259,9 +239,7 @@ def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(
     assert len(sent(tmp_path)) == 3  # nothing was submitted twice
 
 
-def test_without_squeue_the_sweep_is_refused(
-    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_squeue_the_sweep_is_refused(tmp_path, three, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # this machine may have Slurm
     (tmp_path / "bin/squeue").unlink()
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 7\n")
@@ -277,9 +255,7 @@ def test_without_squeue_the_sweep_is_refused(
         ("echo hello", "hydra/launcher=slurm: sbatch answered 'hello', expected a job number"),
     ],
 )
-def test_errors_of_sbatch_are_reported(
-    sbatch: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_sbatch_are_reported(sbatch, message, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     if sbatch:
         (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")

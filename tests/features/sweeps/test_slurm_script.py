@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import slurm_tools
@@ -20,7 +19,7 @@ LAST_TASK = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_I
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> dict[str, str]:
+def cluster(tmp_path):
     return slurm_tools.environment(tmp_path)
 
 
@@ -41,14 +40,12 @@ def cluster(tmp_path: Path) -> dict[str, str]:
         ),
     ],
 )
-def test_settings_of_the_wrong_type_are_refused(
-    launcher: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_settings_of_the_wrong_type_are_refused(launcher, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         array_script.script([Job(("seed=1",), (), tmp_path)], SLURM, launcher, [])
 
 
-def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
+def test_values_are_quoted_for_sbatch(tmp_path):
     """A `#` would begin a comment, a blank end the value, and a % be filled in."""
     home = tmp_path / 'a #1 50% "b\\c"'
     lines = array_script.script([Job(("seed=1",), (), home)], SLURM, {"partition": "gpu"}, []).splitlines()
@@ -58,7 +55,7 @@ def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
     assert "#SBATCH --partition=gpu" in lines
 
 
-def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path, cluster):
     """A cluster that assigns cores by GPU sets no variable, and srun must not get another number."""
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)
@@ -77,9 +74,7 @@ def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path: Path, cluste
     assert options == ["--kill-on-bad-exit=0", "--cpus-per-task=6"]
 
 
-def test_overrides_with_special_characters_reach_the_job_unchanged(
-    tmp_path: Path, cluster: dict[str, str]
-) -> None:
+def test_overrides_with_special_characters_reach_the_job_unchanged(tmp_path, cluster):
     names = ("data.root='a b$(touch hit)'", 'run.name="q\'`x`"', '+x="a\\nb"')
     job = Job(names, (), tmp_path / "ho me")
     job.folder.path.mkdir(parents=True)
@@ -95,7 +90,7 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
     done = subprocess.run(
         ["bash"], input=content, text=True, capture_output=True, check=True, env=environment, cwd=tmp_path
     )
-    received: list[Any] = json.loads(done.stdout)
+    received = json.loads(done.stdout)
     assert received[0] == job.arguments and json.loads(received[1]) == {"data.root": "'a b$(touch hit)'"}
     assert not (tmp_path / "hit").exists()
     assert (job.folder.path / "exit_code").read_text() == "0\n"
@@ -114,13 +109,8 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
     ],
 )
 def test_a_preempted_job_is_requeued_or_leaves_its_exit_code(
-    tmp_path: Path,
-    cluster: dict[str, str],
-    settings: dict[str, str],
-    requeued: bool,
-    code_written: bool,
-    stopped: str,
-) -> None:
+    tmp_path, cluster, settings, requeued, code_written, stopped
+):
     """A job in the queue has no exit code, and a cancelled one none that asks for another start.
 
     A signal ends a process that is still importing.
@@ -147,9 +137,7 @@ def test_a_preempted_job_is_requeued_or_leaves_its_exit_code(
         ('echo "no such file" > "$MEDCONV_ERROR_FILE"; kill -ABRT $$', "2", 134),
     ],
 )
-def test_a_job_that_a_watchdog_ends_has_lost_a_process(
-    tmp_path: Path, cluster: dict[str, str], stopped: str, tasks: str, code: int
-) -> None:
+def test_a_job_that_a_watchdog_ends_has_lost_a_process(tmp_path, cluster, stopped, tasks, code):
     """NCCL's ends a process by SIGABRT; what failed by itself is not tried again."""
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)

@@ -2,8 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,12 +11,12 @@ from medconv.targets.scores import DICE, MAE
 from medconv.utils.exit_codes import USER
 
 
-def test_the_lowest_error_is_first(tmp_path: Path) -> None:
+def test_the_lowest_error_is_first(tmp_path):
     jobs = []
     for number, score in enumerate((3.0, 1.0, None, 2.0)):
         jobs.append(Job((f"seed={number}",), (), tmp_path, 0))
         jobs[-1].folder.path.mkdir(parents=True)
-        summary: dict[str, Any] = {"score": MAE.plain(), "val/mae": score, "status": "done"}
+        summary = {"score": MAE.plain(), "val/mae": score, "status": "done"}
         (jobs[-1].folder.path / "summary.json").write_text(json.dumps(summary))
     assert [job.overrides[0][-1] for job in table.ranked(jobs)] == ["1", "3", "0", "2"]
     header, first, *_ = table.write(tmp_path, jobs).read_text().splitlines()
@@ -26,7 +24,7 @@ def test_the_lowest_error_is_first(tmp_path: Path) -> None:
     assert "1.0000" in table.text(jobs).splitlines()[1]
 
 
-def test_the_best_dice_is_first_and_failures_are_last_with_their_reason(tmp_path: Path) -> None:
+def test_the_best_dice_is_first_and_failures_are_last_with_their_reason(tmp_path):
     scores = [{"box": 0.5, "hole": 0.7}, {"box": 0.9, "hole": None}]
     jobs = [Job((f"optimizer.lr={rate}", "seed=0"), (), tmp_path, 0) for rate in ("1e-3", "1e-2", "1e-1")]
     for job, dice in zip(jobs, scores, strict=False):

@@ -3,11 +3,8 @@ they send.
 """
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -42,20 +39,20 @@ FULL = StateDictOptions(full_state_dict=True)
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def layers(dims: int, **settings: Any) -> nn.Sequential:
+def layers(dims, **settings):
     """Odd numbers of channels; a layer on both sides, so that gradients pass through."""
     conv = CONV[dims]
     return nn.Sequential(conv(2, 5, 3), conv(5, 7, 3, padding=1, **settings), nn.ReLU(), conv(7, 2, 1))
 
 
-def block(dims: int, norm: str) -> nn.Sequential:
+def block(dims, norm):
     conv, norms = CONV[dims], NORM[norm][dims]
     inner = [conv(4, 7, 3, padding=1), norms(7, affine=True), nn.LeakyReLU(0.1), conv(7, 5, 3)]
     return nn.Sequential(conv(2, 4, 1), nn.Sequential(*inner, norms(5, affine=True)), conv(5, 2, 1))
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, str], int]] = {
-    **{f"{way} {d}d": (lambda d=d: layers(d), {"^1$": way}, d) for way in ("out", "in") for d in (1, 2, 3)},  # type: ignore[misc]
+CASES = {
+    **{f"{way} {d}d": (lambda d=d: layers(d), {"^1$": way}, d) for way in ("out", "in") for d in (1, 2, 3)},
     "out, strided, reflected, no bias": (
         lambda: layers(2, stride=2, dilation=2, padding_mode="reflect", bias=False),
         {"^1$": "out"},
@@ -67,7 +64,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, str], int]] = {
         2,
     ),
     "out, then in": (lambda: layers(3), {"^1$": "out", "^3$": "in"}, 3),
-    **{f"pair {n} {d}d": (lambda d=d, n=n: block(d, n), {"^1$": "pair"}, d) for n in NORM for d in (2, 3)},  # type: ignore[misc]
+    **{f"pair {n} {d}d": (lambda d=d, n=n: block(d, n), {"^1$": "pair"}, d) for n in NORM for d in (2, 3)},
     "our U-Net": (
         lambda: UNet(3, 2, 2, channels=[4, 6], strides=[2], norm="instance"),
         {r"encoder\.0$": "pair", r"encoder\.1\.0": "out", r"encoder\.1\.3": "in", r"decoder": "pair"},
@@ -76,7 +73,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, str], int]] = {
 }
 
 
-def step(network: nn.Module, x: Tensor, clip: Callable[[], Any]) -> list[Tensor]:
+def step(network, x, clip):
     """Two steps of gradient descent; outputs and the input's gradient."""
     optimizer, results = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), []
     for _ in range(2):
@@ -87,7 +84,7 @@ def step(network: nn.Module, x: Tensor, clip: Callable[[], Any]) -> list[Tensor]
         results += [y.detach(), image.grad]
         results.append(torch.as_tensor(clip()))
         optimizer.step()
-    return results  # type: ignore[return-value]
+    return results
 
 
 class Traffic:
@@ -99,11 +96,11 @@ class Traffic:
         self._share = (size - 1) / size
 
     def __enter__(self) -> "Traffic":
-        def all_reduce(tensor: Tensor, **settings: Any) -> Any:
+        def all_reduce(tensor, **settings):
             self.bytes += 2 * self._share * tensor.nbytes
             return self._real[0](tensor, **settings)
 
-        def all_gather_into_tensor(out: Tensor, tensor: Tensor, **settings: Any) -> Any:
+        def all_gather_into_tensor(out, tensor, **settings):
             self.bytes += self._share * out.nbytes
             return self._real[1](out, tensor, **settings)
 
@@ -114,7 +111,7 @@ class Traffic:
         distributed.all_reduce, distributed.all_gather_into_tensor = self._real
 
 
-def compare(name: str, mesh: Any) -> None:
+def compare(name, mesh):
     build, plan, dims = CASES[name]
     torch.manual_seed(0)
     plain = build().double()
@@ -144,7 +141,7 @@ def compare(name: str, mesh: Any) -> None:
         torch.testing.assert_close(value, doubled[key], **CLOSE)
 
 
-def with_muon(mesh: Any) -> None:
+def with_muon(mesh):
     """Muon gathers kernels and orthogonalises them in single precision."""
     build, plan, _ = CASES["our U-Net"]
     torch.manual_seed(0)
@@ -161,7 +158,7 @@ def with_muon(mesh: Any) -> None:
         torch.testing.assert_close(value, plain.state_dict()[key], rtol=0, atol=2e-4, msg=key)
 
 
-def traffic(way: str, mesh: Any) -> None:
+def traffic(way, mesh):
     """The formula of `shard_convs`, for even numbers of channels."""
     first, second = nn.Conv2d(4, 6, 3), nn.Conv2d(6, 8, 3)
     network = nn.Sequential(nn.Sequential(first, nn.ReLU(), second) if way == "pair" else first)
@@ -182,7 +179,7 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
 
 
-def second_derivative(mesh: Any) -> None:
+def second_derivative(mesh):
     """It is refused, because it would lack the exchange between processes."""
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh())
     shard_convs(network, mesh, {"0": "out"})
@@ -192,11 +189,11 @@ def second_derivative(mesh: Any) -> None:
         first.square().sum().backward()
 
 
-def no_gradients(mesh: Any) -> None:
+def no_gradients(mesh):
     assert clip_grad_norm(nn.Conv2d(2, 4, 3), 1.0) == 0
 
 
-def refusals(mesh: Any) -> None:
+def refusals(mesh):
     conv = nn.Conv2d
     for network, plan, words in (
         (
@@ -254,9 +251,9 @@ def refusals(mesh: Any) -> None:
         shard_convs(twice, mesh, {"0": "out"})
 
 
-TESTS: dict[str, Callable[[Any], None]] = {
-    **{name: lambda mesh, name=name: compare(name, mesh) for name in CASES},  # type: ignore[misc]
-    **{f"bytes of {way}": lambda mesh, way=way: traffic(way, mesh) for way in ("out", "in", "pair")},  # type: ignore[misc]
+TESTS = {
+    **{name: lambda mesh, name=name: compare(name, mesh) for name in CASES},
+    **{f"bytes of {way}": lambda mesh, way=way: traffic(way, mesh) for way in ("out", "in", "pair")},
     "Muon": with_muon,
     "refusals": refusals,
     "second derivative": second_derivative,
@@ -264,7 +261,7 @@ TESTS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def _work(rank: int, port: int, folder: Path) -> None:
+def _work(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
@@ -280,7 +277,7 @@ def _work(rank: int, port: int, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def failed(tmp_path_factory):
     """The failed tests of each of two processes, which are started once."""
     folder = tmp_path_factory.mktemp("sharded")
     ranks.call(_work, ranks.port(), folder)
@@ -288,18 +285,18 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_two_processes_give_the_numbers_of_one(failed: list[dict[str, str]], name: str) -> None:
+def test_two_processes_give_the_numbers_of_one(failed, name):
     assert [errors.get(name) for errors in failed] == [None, None]
 
 
-MESH: Any = SimpleNamespace(size=lambda: 3)
+MESH = SimpleNamespace(size=lambda: 3)
 
 
-def plain_block() -> nn.Sequential:
+def plain_block():
     return nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU())
 
 
-def test_the_first_pattern_whose_way_is_for_the_module_counts() -> None:
+def test_the_first_pattern_whose_way_is_for_the_module_counts():
     network = nn.ModuleDict({"down": plain_block(), "head": nn.Conv2d(6, 6, 1)})
     assert ways_of(network, MESH, {"^down$": "pair", "head": "out"}) == {"down": "pair", "head": "out"}
     assert ways_of(network, MESH, {r"down\.0": "out", "": "in"}) == {
@@ -309,12 +306,12 @@ def test_the_first_pattern_whose_way_is_for_the_module_counts() -> None:
     }
 
 
-def test_a_pair_is_two_convolutions_and_the_norms_between() -> None:
+def test_a_pair_is_two_convolutions_and_the_norms_between():
     layers = plain_block()
     first, norms, second = pair_of(layers)
     assert first is layers[0] and norms == [layers[1]] and second is layers[3]
 
 
 @pytest.mark.parametrize(("channels", "share"), [(6, 2), (7, 3), (9, 3)])
-def test_only_the_last_process_has_fewer_channels(channels: int, share: int) -> None:
+def test_only_the_last_process_has_fewer_channels(channels, share):
     assert largest_share(channels, MESH) == share

@@ -1,16 +1,14 @@
 """Running statistics of batch norms, restored (nonfinite_guard.py) or kept fixed (freeze.py)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from medconv.models.freeze import fix_statistics
 from medconv.training.callbacks.nonfinite_guard import RunningStatistics
 
 
-def network() -> nn.Sequential:
+def network():
     conv = nn.Conv2d(1, 3, 3)
     return nn.Sequential(conv, nn.BatchNorm2d(3), nn.InstanceNorm2d(3), nn.BatchNorm2d(3, affine=False))
 
@@ -18,7 +16,7 @@ def network() -> nn.Sequential:
 @pytest.mark.parametrize(
     ("where", "restored"), [(None, True), (torch.tensor(True), True), (torch.tensor(False), False)]
 )
-def test_restore_undoes_the_forward_passes_since_now(where: Tensor | None, restored: bool) -> None:
+def test_restore_undoes_the_forward_passes_since_now(where, restored):
     model = network()
     model(torch.randn(2, 1, 6, 6))
     statistics = RunningStatistics(model)
@@ -30,13 +28,13 @@ def test_restore_undoes_the_forward_passes_since_now(where: Tensor | None, resto
         assert torch.equal(value, before[name]) == restored, name
 
 
-def test_a_network_without_running_statistics_has_nothing_to_restore() -> None:
+def test_a_network_without_running_statistics_has_nothing_to_restore():
     statistics = RunningStatistics(nn.Sequential(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3)))
     assert statistics.now() == []
     statistics.restore([])
 
 
-def test_a_fixed_norm_stays_in_evaluation_mode_with_its_names_and_class() -> None:
+def test_a_fixed_norm_stays_in_evaluation_mode_with_its_names_and_class():
     model = network()
     keys, before = list(model.state_dict()), model[1].running_mean.clone()
     for _ in range(2):  # the second call changes nothing

@@ -1,12 +1,11 @@
 """medconv/models/layers/depthwise.py against the grouped convolution of torch."""
 
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
 from monai.networks import nets
-from torch import Tensor, nn
+from torch import nn
 
 from medconv.models.layers.depthwise import (
     BlockDepthwiseConv3d,
@@ -16,7 +15,7 @@ from medconv.models.layers.depthwise import (
     swap_depthwise,
 )
 
-LAYERS: dict[str, dict[str, Any]] = {
+LAYERS = {
     "plain": {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1},
     "stride, dilation, no bias": {
         "in_channels": 24,
@@ -38,13 +37,13 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_blocks_are_the_same_convolution(name: str) -> None:
+def test_blocks_are_the_same_convolution(name):
     torch.manual_seed(0)
     layer = nn.Conv3d(**{**LAYERS[name], "groups": LAYERS[name]["in_channels"]}).double()
     x = torch.randn(2, layer.in_channels, 6, 8, 9, dtype=torch.double, requires_grad=True)
     size = block_size(layer.in_channels)
 
-    def blocks(x: Tensor, weight: Tensor) -> Tensor:
+    def blocks(x, weight):
         dense = block_weight(weight, layer.in_channels, size)
         groups = layer.in_channels // size
         return nn.functional.conv3d(x, dense, layer.bias, layer.stride, layer.padding, layer.dilation, groups)
@@ -60,14 +59,14 @@ def test_blocks_are_the_same_convolution(name: str) -> None:
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_bf16_uses_the_blocks_and_agrees_with_fp32(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_uses_the_blocks_and_agrees_with_fp32(autocast, monkeypatch):
     torch.manual_seed(0)
     plain = nn.Conv3d(32, 32, 3, padding=1, groups=32)
     network = nn.Sequential(deepcopy(plain))
     assert swap_depthwise(network) == 1
     x = torch.randn(1, 32, 8, 8, 8)
     expected = plain(x)
-    calls: list[int] = []
+    calls = []
     convolve = nn.functional.conv3d
     monkeypatch.setattr(nn.functional, "conv3d", lambda *a: calls.append(a[-1]) or convolve(*a))
     if autocast:
@@ -82,7 +81,7 @@ def test_bf16_uses_the_blocks_and_agrees_with_fp32(autocast: bool, monkeypatch: 
     assert calls == [32]  # fp32: the convolution of torch
 
 
-def test_mednext_keeps_its_names_and_results() -> None:
+def test_mednext_keeps_its_names_and_results():
     torch.manual_seed(0)
     plain = nets.MedNeXt(
         3,
@@ -115,11 +114,11 @@ def test_mednext_keeps_its_names_and_results() -> None:
     ],
     ids=str,
 )
-def test_layers_that_are_not_depthwise_or_would_not_be_faster_are_not_swapped(layer: nn.Module) -> None:
+def test_layers_that_are_not_depthwise_or_would_not_be_faster_are_not_swapped(layer):
     assert swap_depthwise(nn.Sequential(layer)) == 0 and not isinstance(layer, BlockDepthwiseConv3d)
 
 
-def test_whether_a_network_has_such_layers() -> None:
+def test_whether_a_network_has_such_layers():
     network = nn.Sequential(nn.Conv3d(4, 4, 3, groups=4))
     assert has_depthwise(network)
     swap_depthwise(network)

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from medconv.models.layers.fast_norm import (
     ChannelsLastBatchNorm2d,
@@ -23,24 +23,24 @@ SHAPES = [(2, 5, 7, 4), (3, 6, 4, 5, 3), (1, 4, 3, 2, 5)]
 SLOPES = [None, 0.0, 0.01, -0.3]
 
 
-def drawn(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, last: bool = True) -> Tensor:
+def drawn(shape, dtype=torch.float64, last=True):
     x = (2 + 3 * torch.randn(shape, dtype=torch.float64)).to(dtype)
     return x.contiguous(
         memory_format=FORMAT[len(shape)] if last else torch.contiguous_format
     ).requires_grad_()
 
 
-def torch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, slope: float | None) -> Tensor:
+def torch_norm(x, weight, bias, slope):
     y = F.instance_norm(x, weight=weight, bias=bias)
     return y if slope is None else F.leaky_relu(y, slope)
 
 
-def with_gradients(norm, inputs: list[Tensor | None], slope: float | None, grad: Tensor) -> list[Tensor]:
+def with_gradients(norm, inputs, slope, grad):
     y = norm(*inputs, slope)
     return [y, *torch.autograd.grad(y, [i for i in inputs if i is not None], grad)]
 
 
-def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, slope: float | None) -> Tensor:
+def ours(x, weight, bias, slope):
     return instance_norm(x, weight, bias, negative_slope=slope)
 
 
@@ -48,9 +48,7 @@ def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, slope: float | N
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("affine", ["both", "scale", "none"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_output_and_every_gradient_equal_torchs(
-    shape: tuple[int, ...], affine: str, last: bool, slope: float | None
-) -> None:
+def test_output_and_every_gradient_equal_torchs(shape, affine, last, slope):
     torch.manual_seed(0)
     x, grad = drawn(shape, last=last), torch.randn(shape, dtype=torch.float64)
     weight = None if affine == "none" else torch.randn(shape[1], dtype=x.dtype, requires_grad=True)
@@ -65,9 +63,7 @@ def test_output_and_every_gradient_equal_torchs(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_half_precision_agrees_with_double_precision_and_keeps_fp32_weights(
-    shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_half_precision_agrees_with_double_precision_and_keeps_fp32_weights(shape, dtype):
     torch.manual_seed(1)
     x, grad = drawn(shape, dtype), torch.randn(shape).to(dtype)
     weight, bias = torch.randn(shape[1], requires_grad=True), torch.randn(shape[1], requires_grad=True)
@@ -83,9 +79,7 @@ def test_half_precision_agrees_with_double_precision_and_keeps_fp32_weights(
 @pytest.mark.parametrize("grad_last", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_output_and_gradient_stay_channels_last(
-    shape: tuple[int, ...], dtype: torch.dtype, grad_last: bool
-) -> None:
+def test_output_and_gradient_stay_channels_last(shape, dtype, grad_last):
     x = drawn(shape, dtype)
     y = instance_norm(x, negative_slope=0.01)
     grad = drawn(shape, dtype, last=grad_last).detach()
@@ -97,7 +91,7 @@ def test_output_and_gradient_stay_channels_last(
     assert instance_norm(x.contiguous()).is_contiguous()
 
 
-def test_a_slice_of_channels_stays_channels_last_too() -> None:
+def test_a_slice_of_channels_stays_channels_last_too():
     x = drawn((2, 8, 3, 4, 5))[:, 2:5]
     y = instance_norm(x)
     assert y.is_contiguous(memory_format=torch.channels_last_3d)
@@ -105,7 +99,7 @@ def test_a_slice_of_channels_stays_channels_last_too() -> None:
 
 
 @pytest.mark.parametrize("slope", [None, 0.1])
-def test_first_and_second_order_gradients_pass_gradcheck(slope: float | None) -> None:
+def test_first_and_second_order_gradients_pass_gradcheck(slope):
     torch.manual_seed(2)
     inputs = (drawn((2, 3, 2, 3)), *torch.randn(2, 3, dtype=torch.float64).unbind())
     inputs = tuple(i.detach().clone().requires_grad_() for i in inputs)
@@ -114,7 +108,7 @@ def test_first_and_second_order_gradients_pass_gradcheck(slope: float | None) ->
     assert torch.autograd.gradgradcheck(lambda *i: ours(*i, slope), inputs)
 
 
-def test_a_single_voxel_raises_the_error_of_torch() -> None:
+def test_a_single_voxel_raises_the_error_of_torch():
     for layer, shape in ((nn.InstanceNorm2d(4), (2, 4, 1, 1)), (nn.InstanceNorm3d(4), (2, 4, 1, 1, 1))):
         x = torch.zeros(shape).to(memory_format=FORMAT[len(shape)])
         with pytest.raises(ValueError) as torch_error:
@@ -126,13 +120,13 @@ def test_a_single_voxel_raises_the_error_of_torch() -> None:
         assert str(error.value) == str(torch_error.value)
 
 
-def test_an_empty_batch_gives_an_empty_result() -> None:
+def test_an_empty_batch_gives_an_empty_result():
     x = torch.zeros(0, 4, 2, 3).to(memory_format=torch.channels_last).requires_grad_()
     y = instance_norm(x, torch.ones(4), torch.zeros(4), negative_slope=0.0)
     assert y.shape == x.shape
 
 
-def test_autocast_gives_the_dtype_that_torch_gives() -> None:
+def test_autocast_gives_the_dtype_that_torch_gives():
     layer = nn.Sequential(nn.Conv3d(2, 4, 3), nn.InstanceNorm3d(4, affine=True)).to(
         memory_format=torch.channels_last_3d
     )
@@ -147,7 +141,7 @@ def test_autocast_gives_the_dtype_that_torch_gives() -> None:
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_compiles_as_one_graph(last: bool) -> None:
+def test_compiles_as_one_graph(last):
     layer = nn.Sequential(nn.InstanceNorm3d(4, affine=True), nn.LeakyReLU(0.01, inplace=True)).double()
     x, plain = drawn((2, 4, 3, 4, 5), last=last), deepcopy(layer)
     swap_norms(layer)
@@ -160,7 +154,7 @@ def test_compiles_as_one_graph(last: bool) -> None:
     assert output.is_contiguous(memory_format=torch.channels_last_3d) == last
 
 
-def test_every_norm_of_a_swapped_network_returns_channels_last() -> None:
+def test_every_norm_of_a_swapped_network_returns_channels_last():
     network = UNet(3, 1, 2, (4, 6, 8), (2, 2), norm="instance").to(memory_format=torch.channels_last_3d)
     swap_norms(network)
     channels_last = []
@@ -173,7 +167,7 @@ def test_every_norm_of_a_swapped_network_returns_channels_last() -> None:
     assert len(channels_last) == 10 and all(channels_last)
 
 
-def test_a_norm_built_with_running_statistics_uses_them() -> None:
+def test_a_norm_built_with_running_statistics_uses_them():
     x = drawn((2, 3, 4, 4), torch.float32).detach()
     layer, plain = (
         ChannelsLastInstanceNorm2d(3, track_running_stats=True),
@@ -185,7 +179,7 @@ def test_a_norm_built_with_running_statistics_uses_them() -> None:
         layer.eval(), plain.eval()
 
 
-def test_unbatched_input_and_a_wrong_number_of_channels_behave_as_in_torch() -> None:
+def test_unbatched_input_and_a_wrong_number_of_channels_behave_as_in_torch():
     layer = ChannelsLastInstanceNorm3d(3, affine=True)
     layer.negative_slope = 0.0
     x = torch.randn(3, 3, 2, 2)
@@ -198,9 +192,7 @@ def test_unbatched_input_and_a_wrong_number_of_channels_behave_as_in_torch() -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("affine", [torch.float32, torch.bfloat16, None], ids=str)
-def test_without_gradients_the_output_is_bitwise_the_same(
-    dtype: torch.dtype, affine: torch.dtype | None
-) -> None:
+def test_without_gradients_the_output_is_bitwise_the_same(dtype, affine):
     torch.manual_seed(0)
     x = drawn((3, 5, 4, 3, 6), dtype)
     weight, bias = (None, None) if affine is None else torch.rand(2, 5, dtype=affine).unbind()
@@ -214,9 +206,7 @@ def test_without_gradients_the_output_is_bitwise_the_same(
 @pytest.mark.parametrize("slope", [None, 0.1])
 @pytest.mark.parametrize("settings", [{}, {"momentum": None}, {"track_running_stats": False}], ids=str)
 @pytest.mark.parametrize("dims", [2, 3])
-def test_a_batch_norm_on_a_cpu_is_torchs_and_the_activation(
-    dims: int, settings: dict[str, object], slope: float | None
-) -> None:
+def test_a_batch_norm_on_a_cpu_is_torchs_and_the_activation(dims, settings, slope):
     """Bit for bit, and so are its running statistics."""
     torch.manual_seed(0)
     plain = (nn.BatchNorm2d if dims == 2 else nn.BatchNorm3d)(5, **settings)
@@ -230,7 +220,7 @@ def test_a_batch_norm_on_a_cpu_is_torchs_and_the_activation(
     assert all(torch.equal(value, plain.state_dict()[key]) for key, value in layer.state_dict().items())
 
 
-def test_a_batch_norm_raises_the_errors_of_torch() -> None:
+def test_a_batch_norm_raises_the_errors_of_torch():
     for x in (torch.zeros(2, 5, 3, 3, 3), torch.zeros(2, 4), torch.zeros(1, 4, 1, 1, 1)):
         messages = []
         for layer in (ChannelsLastBatchNorm3d(4), nn.BatchNorm3d(4)):

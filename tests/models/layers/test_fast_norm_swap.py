@@ -14,18 +14,18 @@ FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}
 NORMS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-def drawn(shape: tuple[int, ...]) -> Tensor:
+def drawn(shape):
     x = 2 + 3 * torch.randn(shape, dtype=torch.float64)
     return x.contiguous(memory_format=FORMAT[len(shape)]).requires_grad_()
 
 
-def dynunet() -> nn.Module:
+def dynunet():
     return DynUNet(
         3, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), norm_name=("INSTANCE", {"affine": True})
     )
 
 
-def medconv_unet(dims: int, norm: str = "instance") -> nn.Module:
+def medconv_unet(dims, norm="instance"):
     return UNet(dims, 1, 2, (4, 6, 8), (2, 2), norm=norm)
 
 
@@ -41,7 +41,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_swapped_network_is_the_same_network(name: str, training: bool) -> None:
+def test_a_swapped_network_is_the_same_network(name, training):
     torch.manual_seed(3)
     build, dims, norms, fused = NETWORKS[name]
     plain = build().double().train(training).to(memory_format=FORMAT[dims + 2])
@@ -80,7 +80,7 @@ def test_a_swapped_network_is_the_same_network(name: str, training: bool) -> Non
     torch.testing.assert_close(network(x), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_norms_with_running_statistics_and_subclasses_are_not_swapped() -> None:
+def test_norms_with_running_statistics_and_subclasses_are_not_swapped():
     class Own(nn.InstanceNorm2d):
         pass
 
@@ -96,11 +96,11 @@ class Block(nn.Sequential):
     """A subclass of `nn.Sequential`, as `ConvBlock` is."""
 
 
-def twice(norm: nn.Module, act: nn.Module) -> list[nn.Module]:
+def twice(norm, act):
     return [Block(norm, act), Block(nn.Conv2d(2, 2, 1), act)]
 
 
-def hooked(layer: nn.Module) -> nn.Module:
+def hooked(layer):
     layer.register_forward_hook(lambda *_: None)
     return layer
 
@@ -126,7 +126,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_an_activation_that_cannot_be_fused_stays(name: str) -> None:
+def test_an_activation_that_cannot_be_fused_stays(name):
     network = nn.ModuleList(KEPT[name]())
     before = dict(network.named_modules(remove_duplicate=False))
     assert swap_norms(network) == 1
@@ -134,7 +134,7 @@ def test_an_activation_that_cannot_be_fused_stays(name: str) -> None:
     assert all(m.negative_slope is None for m in network.modules() if isinstance(m, ChannelsLastNorm))
 
 
-def test_a_shared_block_is_fused_once_also_in_a_later_call() -> None:
+def test_a_shared_block_is_fused_once_also_in_a_later_call():
     block = Block(nn.InstanceNorm2d(2), nn.LeakyReLU(0.2))
     network = Block(block, nn.Conv2d(2, 2, 1), block).double()
     x = drawn((2, 2, 5, 4))
@@ -145,7 +145,7 @@ def test_a_shared_block_is_fused_once_also_in_a_later_call() -> None:
     torch.testing.assert_close(network(x), expected, rtol=1e-9, atol=1e-10)
 
 
-def test_batch_norms_stay_where_the_trainer_replaces_them() -> None:
+def test_batch_norms_stay_where_the_trainer_replaces_them():
     """`nn.SyncBatchNorm` knows no activation, so nothing is fused into them."""
     network = nn.Sequential(Block(nn.BatchNorm3d(2), nn.ReLU()), Block(nn.InstanceNorm3d(2), nn.ReLU()))
     assert swap_norms(network, keep_batch_norms=True) == 1

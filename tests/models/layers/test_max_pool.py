@@ -1,7 +1,5 @@
 """medconv/models/layers/max_pool.py against nn.MaxPool3d."""
 
-from typing import Any
-
 import pytest
 import torch
 from monai.networks import nets
@@ -13,7 +11,7 @@ from medconv.models.layers.max_pool import WindowMaxPool3d, swap_pools
 @pytest.mark.parametrize(
     "settings", [{"kernel_size": 2}, {"kernel_size": (1, 2, 3)}, {"kernel_size": 3, "stride": 3}]
 )
-def test_values_and_gradients_are_those_of_max_pooling(settings: dict[str, Any]) -> None:
+def test_values_and_gradients_are_those_of_max_pooling(settings):
     plain, swapped = nn.MaxPool3d(**settings), nn.Sequential(nn.MaxPool3d(**settings))
     assert swap_pools(swapped) == 1
     torch.manual_seed(0)
@@ -36,12 +34,12 @@ def test_values_and_gradients_are_those_of_max_pooling(settings: dict[str, Any])
         {"kernel_size": 2, "ceil_mode": True},
     ],
 )
-def test_overlapping_or_padded_windows_are_not_swapped(settings: dict[str, Any]) -> None:
+def test_overlapping_or_padded_windows_are_not_swapped(settings):
     network = nn.Sequential(nn.MaxPool3d(**settings))
     assert swap_pools(network) == 0 and type(network[0]) is nn.MaxPool3d
 
 
-def test_all_pools_of_monais_basicunet_are_swapped() -> None:
+def test_all_pools_of_monais_basicunet_are_swapped():
     network = nets.BasicUNet(3, 1, 2, (4, 4, 4, 4, 4, 4))
     assert swap_pools(network) == 4
     assert sum(isinstance(layer, WindowMaxPool3d) for layer in network.modules()) == 4

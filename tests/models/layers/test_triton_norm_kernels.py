@@ -3,13 +3,9 @@
 What the kernels compute is tested by the interpreter, in `test_triton_norm.py`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from math import prod
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +13,7 @@ import torch
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from helpers.gpu_builds import MULTIPROCESSORS, Build, builds
+from helpers.gpu_builds import MULTIPROCESSORS, builds
 
 from medconv.convs.parametrization import CHANNELS_LAST
 from medconv.models.layers import triton_norm_launch
@@ -33,18 +29,10 @@ SHAPES = [
 ]
 
 
-def step(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    over_batch: bool = True,
-    slope: float | None = 0.01,
-    has_affine: bool = True,
-    are_given: bool = False,
-    groups: int = 0,
-) -> Callable[[], object]:
+def step(shape, dtype, over_batch=True, slope=0.01, has_affine=True, are_given=False, groups=0):
     """Launches forward and backward; of tensors on the CPU, of which the kernels see pointers alone."""
 
-    def run() -> None:
+    def run():
         # memory that is never touched
         x = torch.empty(shape, dtype=dtype, device="meta")
         x = torch.empty_strided(shape, x.to(memory_format=CHANNELS_LAST[len(shape)]).stride(), dtype=dtype)
@@ -58,14 +46,14 @@ def step(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> object:
+def cache_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("triton")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
         yield
 
 
-def check(found: list[Build], is_double: bool = False) -> None:
+def check(found, is_double=False):
     for build in found:
         assert build.spilled <= 16, build
         assert is_double or build.registers <= 128, build
@@ -81,8 +69,8 @@ def check(found: list[Build], is_double: bool = False) -> None:
     ids=str,
 )
 def test_kernels_of_planned_networks_fit_into_registers_and_one_wave(
-    shape: tuple[int, ...], dtype: torch.dtype, arch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shape, dtype, arch, tmp_path, monkeypatch
+):
     monkeypatch.setattr(triton_norm_launch, "multiprocessors", lambda device: MULTIPROCESSORS[arch])
     programs_of = {"moments": 7, "affine_gradients": 5}
     found = builds(step(shape, dtype), arch, tmp_path)
@@ -112,10 +100,10 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_fits_into_registers(name: str, tmp_path: Path) -> None:
+def test_every_variant_fits_into_registers(name, tmp_path):
     check(builds(VARIANTS[name](), 80, tmp_path))
 
 
 @pytest.mark.parametrize("arch", [80, 90])
-def test_double_precision_spills_nothing(arch: int, tmp_path: Path) -> None:
+def test_double_precision_spills_nothing(arch, tmp_path):
     check(builds(step(SHAPES[1], torch.float64), arch, tmp_path), is_double=True)

@@ -25,9 +25,7 @@ SHAPES = [(1, 1, 513, 517), (2, 5, 7, 9), (12, 33, 255, 257), (4, 32, 128, 128, 
 @pytest.mark.parametrize("programs", [_MOMENT_PROGRAMS, _GRADIENT_PROGRAMS])
 @pytest.mark.parametrize("over_batch", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_chunks_cover_all_voxels_and_none_is_empty(
-    shape: tuple[int, ...], over_batch: bool, programs: int
-) -> None:
+def test_chunks_cover_all_voxels_and_none_is_empty(shape, over_batch, programs):
     plan = Plan(torch.empty(shape, device="meta"), over_batch, programs)
     assert plan.samples * plan.voxels * plan.channels == prod(shape)
     assert plan.samples == (1 if over_batch else shape[0])
@@ -38,13 +36,13 @@ def test_chunks_cover_all_voxels_and_none_is_empty(
     assert plan.chunks == 1 or prod(plan.chunk_grid) <= programs * _A100_MULTIPROCESSORS
 
 
-def test_a_large_image_fills_the_gpu_in_both_norms() -> None:
+def test_a_large_image_fills_the_gpu_in_both_norms():
     x = torch.empty(4, 32, 128, 128, 128, device="meta")
     for over_batch in (True, False):
         assert prod(Plan(x, over_batch).chunk_grid) > 0.9 * _MOMENT_PROGRAMS * _A100_MULTIPROCESSORS
 
 
-def test_a_larger_gpu_has_more_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_gpu_has_more_programs(monkeypatch):
     """An H100 has 132 multiprocessors, which 540 programs, enough for an A100, would not keep busy alike."""
     h100 = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h100)
@@ -53,5 +51,5 @@ def test_a_larger_gpu_has_more_programs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("channels", "align"), [(1, 1), (33, 1), (20, 4), (24, 8), (32, 16), (320, 16)])
-def test_the_kernels_learn_what_divides_the_channels(channels: int, align: int) -> None:
+def test_the_kernels_learn_what_divides_the_channels(channels, align):
     assert Plan(torch.empty(2, channels, 4, 4, device="meta"), True).tile["ALIGN"] == align

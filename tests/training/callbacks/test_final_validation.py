@@ -1,7 +1,6 @@
 """medconv/training/checkpoint/resumable_loop.py: a run ends with a validation and a checkpoint, done once."""
 
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from helpers import tiny
 
 
 @pytest.mark.parametrize("end", ["trainer.max_steps=3", "trainer.max_epochs=2"])
-def test_the_last_step_is_validated_and_saved(dataset: Path, tmp_path: Path, end: str) -> None:
+def test_the_last_step_is_validated_and_saved(dataset, tmp_path, end):
     """In the middle of an epoch of four steps, or in an epoch without a validation of its own."""
     settings = ["trainer.max_steps=-1", end, "trainer.check_val_every_n_epoch=3"]
     summary = tiny.train(dataset, tmp_path / "run", *settings)
@@ -26,9 +25,7 @@ def test_the_last_step_is_validated_and_saved(dataset: Path, tmp_path: Path, end
         (["trainer.val_check_interval=8", "trainer.check_val_every_n_epoch=null"], 1),
     ],
 )
-def test_the_last_batch_is_validated_once(
-    dataset: Path, tmp_path: Path, between: list[str], validations: int
-) -> None:
+def test_the_last_batch_is_validated_once(dataset, tmp_path, between, validations):
     tiny.train(
         dataset, tmp_path / "run", "logger=none", "trainer.max_steps=-1", "trainer.max_epochs=2", *between
     )

@@ -32,8 +32,8 @@ class Module(LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def test_each_base_learning_rate_has_a_curve() -> None:
-    rates: list[dict[str, float]] = []
+def test_each_base_learning_rate_has_a_curve():
+    rates = []
 
     class Seen(LearningRate):
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

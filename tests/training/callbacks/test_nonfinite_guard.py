@@ -4,11 +4,9 @@ import copy
 import os
 import zlib
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -27,7 +25,7 @@ ONE_EACH = ["data.batch_size=1", "data.samples_per_epoch=8", "trainer.max_steps=
 
 
 @pytest.fixture(scope="module")
-def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def poisoned(tmp_path_factory):
     """A dataset whose preprocessed case_2 is infinite; time, size and checksum of the file do not show it."""
     root = tiny.write_dataset(tmp_path_factory.mktemp("poisoned") / "tiny")
     tiny.train(root, root.parent / "first", "trainer.max_steps=1")
@@ -47,8 +45,8 @@ class States(Callback):
     """Copies the whole checkpoint after each step, and notes the cases of each batch."""
 
     def __init__(self) -> None:
-        self.after: list[Any] = []
-        self.cases: list[list[str]] = []
+        self.after = []
+        self.cases = []
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -59,20 +57,20 @@ class States(Callback):
 
 
 @pytest.fixture
-def states(monkeypatch: pytest.MonkeyPatch) -> States:
+def states(monkeypatch):
     """Records the run that follows, after the averages of the weights are updated."""
     recorder = States()
     trainer = resumable_loop.ResumableTrainer
 
-    def with_states(*arguments: Any, **settings: Any) -> L.Trainer:
-        recorder.__init__()  # type: ignore[misc]
+    def with_states(*arguments, **settings):
+        recorder.__init__()
         return trainer(*arguments, **{**settings, "callbacks": [*settings["callbacks"], recorder]})
 
     monkeypatch.setattr(resumable_loop, "ResumableTrainer", with_states)
     return recorder
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -82,7 +80,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def part_of(content: dict[str, Any], key: str) -> Any:
+def part_of(content, key):
     """A part of a checkpoint; of optimizers the states, without the learning rate of the schedule."""
     return [one["state"] for one in content[key]] if key == "optimizer_states" else content[key]
 
@@ -91,9 +89,7 @@ KEPT = ("state_dict", "current_model_state", "averaging_state", "optimizer_state
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
-    poisoned: Path, tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_image_that_is_not_finite_stops_the_run_and_is_named(poisoned, tmp_path, workers, caplog):
     with pytest.raises(NonfiniteError) as caught:
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, f"data.num_workers={workers}")
     message = str(caught.value)
@@ -118,9 +114,7 @@ def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
 @pytest.mark.parametrize(
     "settings", [["optimizer=muon"], ["optimizer=adamw"], ["optimizer=sgd", "optimizer.lr=1e-3"]]
 )
-def test_a_skipped_step_changes_nothing(
-    poisoned: Path, tmp_path: Path, states: States, settings: list[str]
-) -> None:
+def test_a_skipped_step_changes_nothing(poisoned, tmp_path, states, settings):
     summary = tiny.train(poisoned, tmp_path / "run", *ONE_EACH, *settings, "run.nan_policy=skip")
     assert summary["status"] == "done" and summary["steps"] == 8
     bad = [step for step, cases in enumerate(states.cases) if "case_2" in cases]
@@ -134,9 +128,7 @@ def test_a_skipped_step_changes_nothing(
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw", "sgd"])
-def test_a_norm_that_is_read_a_step_later_gives_the_same_run(
-    poisoned: Path, tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_norm_that_is_read_a_step_later_gives_the_same_run(poisoned, tmp_path, optimizer, monkeypatch):
     """As on a GPU, where the optimizer itself skips the step. The last step is one of them."""
     settings = [
         *ONE_EACH,
@@ -156,9 +148,7 @@ def test_a_norm_that_is_read_a_step_later_gives_the_same_run(
     assert [content["callbacks"]["NonfiniteGuard"]["skipped"] for content in contents] == [2, 2]
 
 
-def test_a_late_norm_stops_with_the_weights_before_the_step(
-    poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_norm_stops_with_the_weights_before_the_step(poisoned, tmp_path, monkeypatch):
     messages, weights = [], []
     for late in (False, True):
         monkeypatch.setattr("medconv.training.trainer.NonfiniteGuard", partial(NonfiniteGuard, late=late))
@@ -170,7 +160,7 @@ def test_a_late_norm_stops_with_the_weights_before_the_step(
     assert messages[0] == messages[1] and same(*weights)
 
 
-def test_one_more_than_max_skipped_steps_stops_the_run(dataset: Path, tmp_path: Path) -> None:
+def test_one_more_than_max_skipped_steps_stops_the_run(dataset, tmp_path):
     skips = ["run.nan_policy=skip", "run.max_skipped_steps=2", "trainer.max_steps=9"]
     with pytest.raises(
         NonfiniteError, match=r"^step 4: .*Skipped steps before this one: 2 \(max_skipped_steps=2\)"
@@ -179,7 +169,7 @@ def test_one_more_than_max_skipped_steps_stops_the_run(dataset: Path, tmp_path: 
     assert sorted(p.name for p in (tmp_path / "run/nonfinite").iterdir()) == ["step2.ckpt", "step4.ckpt"]
 
 
-def test_the_bad_one_of_accumulated_batches_is_named(poisoned: Path, tmp_path: Path) -> None:
+def test_the_bad_one_of_accumulated_batches_is_named(poisoned, tmp_path):
     with pytest.raises(
         NonfiniteError,
         match=r"in case case_2 \(training sample \d+\)\. First non-finite tensor: image \(batch\)",
@@ -206,9 +196,7 @@ class Endless(torch.nn.Module):
 @pytest.mark.parametrize(
     ("loss", "message"), [("Flat", "the gradient is not finite"), ("Endless", "the loss is not finite")]
 )
-def test_a_bad_loss_or_a_bad_gradient_is_enough(
-    dataset: Path, tmp_path: Path, loss: str, message: str
-) -> None:
+def test_a_bad_loss_or_a_bad_gradient_is_enough(dataset, tmp_path, loss, message):
     settings = [f"loss._target_=tests.training.callbacks.test_nonfinite_guard.{loss}"]
     with pytest.raises(NonfiniteError, match=message):
         tiny.train(dataset, tmp_path / "run", *settings)
@@ -217,7 +205,7 @@ def test_a_bad_loss_or_a_bad_gradient_is_enough(
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_two_processes_skip_and_stop_together(poisoned: Path, tmp_path: Path, strategy: str) -> None:
+def test_two_processes_skip_and_stop_together(poisoned, tmp_path, strategy):
     """One rank has the bad batch: both skip the first such step, and both stop at the second."""
     two = [
         "trainer.devices=2",
@@ -247,15 +235,15 @@ def test_two_processes_skip_and_stop_together(poisoned: Path, tmp_path: Path, st
 @pytest.mark.parametrize(
     ("override", "message"), [("run.nan_policy=ignore", "stop"), ("run.max_skipped_steps=0", "at least 1")]
 )
-def test_settings_out_of_range_are_errors(dataset: Path, tmp_path: Path, override: str, message: str) -> None:
+def test_settings_out_of_range_are_errors(dataset, tmp_path, override, message):
     with pytest.raises(ValueError, match=rf"{override.split('=')[0]} must be .*{message}"):
         tiny.train(dataset, tmp_path / "run", override)
 
 
 @pytest.mark.parametrize("fails_at", [-1, 30])
-def test_a_step_that_the_loss_scale_skips_is_no_error(tmp_path: Path, fails_at: int) -> None:
+def test_a_step_that_the_loss_scale_skips_is_no_error(tmp_path, fails_at):
     """A scale that is too large for fp16 is lowered; a non-finite loss is an error under any scale."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # type: ignore[attr-defined]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
     guard = NonfiniteGuard(tmp_path / "nonfinite")
     trainer = line_trainer(guard, max_steps=40, plugins=[plugin])
@@ -270,9 +258,9 @@ def test_a_step_that_the_loss_scale_skips_is_no_error(tmp_path: Path, fails_at: 
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_step_is_skipped_under_a_loss_scale(tmp_path: Path, fused: bool) -> None:
+def test_a_step_is_skipped_under_a_loss_scale(tmp_path, fused):
     """Also if the optimizer unscales the gradients itself, so that the scaler checks them in the step only."""
-    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4))  # type: ignore[attr-defined]
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4))
     guard, module = NonfiniteGuard(tmp_path / "nonfinite", "skip"), Line(3, fused)
     trainer = line_trainer(guard, max_epochs=1, limit_train_batches=6, plugins=[plugin])
     trainer.fit(module, torch.utils.data.DataLoader(Point()))
@@ -280,7 +268,7 @@ def test_a_step_is_skipped_under_a_loss_scale(tmp_path: Path, fused: bool) -> No
     assert module.layer.weight.isfinite().all()
 
 
-def test_the_first_step_with_momentum_is_not_read_later(tmp_path: Path) -> None:
+def test_the_first_step_with_momentum_is_not_read_later(tmp_path):
     """Fused SGD would have undefined buffers if the device skipped that step."""
     guard, parameter = NonfiniteGuard(tmp_path, late=True), torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.ones(2)
@@ -291,11 +279,9 @@ def test_the_first_step_with_momentum_is_not_read_later(tmp_path: Path) -> None:
         assert guard._reads_late(optimizer, None)
 
 
-def test_only_one_process_that_lightning_started_ends_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_one_process_that_lightning_started_ends_with_an_error(tmp_path, monkeypatch):
     guard = NonfiniteGuard(tmp_path)
-    guard._trainer = SimpleNamespace(is_global_zero=False)  # type: ignore[assignment]
+    guard._trainer = SimpleNamespace(is_global_zero=False)
     with pytest.raises(SystemExit) as ended:
         guard._stop("")
     assert ended.value.code == DONE
@@ -306,7 +292,7 @@ def test_only_one_process_that_lightning_started_ends_with_an_error(
     assert ended.value.code == USER
 
 
-def test_which_optimizers_can_skip_a_step() -> None:
+def test_which_optimizers_can_skip_a_step():
     parameters = [torch.nn.Parameter(torch.zeros(2))]
     assert nonfinite_guard.can_skip_step(torch.optim.AdamW(parameters, fused=True))
     assert not nonfinite_guard.can_skip_step(torch.optim.AdamW(parameters))

@@ -2,7 +2,6 @@
 
 import json
 from math import prod
-from pathlib import Path
 
 from helpers import tiny
 
@@ -10,7 +9,7 @@ LAYERED = ("data.patch_size=[16,16,16]", "model.channels=[4,4,4]", "model.stride
 LOGGED = ("callbacks=default", "trainer.log_every_n_steps=2", "trainer.max_steps=8")
 
 
-def test_the_curve_has_the_sizes_of_the_patches_of_its_steps(tmp_path: Path) -> None:
+def test_the_curve_has_the_sizes_of_the_patches_of_its_steps(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data/tiny", cases=4)
     sizes = tmp_path / "sizes"
     spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
@@ -20,7 +19,7 @@ def test_the_curve_has_the_sizes_of_the_patches_of_its_steps(tmp_path: Path) -> 
     assert voxels[1] < voxels[-1]
 
 
-def test_whole_patches_have_no_curve(tmp_path: Path) -> None:
+def test_whole_patches_have_no_curve(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data/tiny", cases=4)
     tiny.train(dataset, tmp_path / "run", *LAYERED, *LOGGED, "schedule.patch=whole")
     assert tiny.logged(tmp_path / "run", "train/patch_voxels") == []

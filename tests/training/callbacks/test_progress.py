@@ -3,7 +3,6 @@
 import io
 import logging
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWri
 from medconv.training.growing_patch import GrowingPatch
 
 
-def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog):
     """Each step takes 8 seconds and has 16 samples."""
     with caplog.at_level("INFO", logger="medconv"):
         fit(task(CLASSES), 5, Ticks(step=8.0), ProgressLines(every=20.0, clock=CLOCK))
@@ -29,9 +28,7 @@ def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytes
     assert re.fullmatch(r"epoch 0, step 5: validation cross-entropy \d\.\d{4}", validation)
 
 
-def test_lines_of_a_budget_say_how_many_steps_and_how_much_time_are_left(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_lines_of_a_budget_say_how_many_steps_and_how_much_time_are_left(caplog):
     budget = TimeBudget(100.0, clock=CLOCK)
     lines = ProgressLines(budget, every=20.0, clock=CLOCK)
     with caplog.at_level("INFO", logger="medconv"):
@@ -45,18 +42,18 @@ def test_lines_of_a_budget_say_how_many_steps_and_how_much_time_are_left(
 @pytest.mark.parametrize(
     ("step", "text"), [(10, "step 10 of 100, about 2:42 left"), (90, "step 90 of 100, about 0:31 left")]
 )
-def test_the_time_left_counts_the_growth_of_patches(step: int, text: str) -> None:
+def test_the_time_left_counts_the_growth_of_patches(step, text):
     """Ten steps on half of each edge take 10 seconds, the other 90 of the run some 160 seconds."""
     lines = ProgressLines(clock=CLOCK)
-    trainer: Any = SimpleNamespace(global_step=0, estimated_stepping_batches=100)
-    module: Any = SimpleNamespace(growing_patch=GrowingPatch((1, 1)))
+    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=100)
+    module = SimpleNamespace(growing_patch=GrowingPatch((1, 1)))
     lines.on_train_start(trainer, module)
     CLOCK.advance(10.0 if step == 10 else 200.0)
     trainer.global_step = step
     assert lines._how_far(trainer, module, {"image": torch.zeros(1, 1, 100, 100)}) == text
 
 
-def test_a_resumed_run_says_at_which_step(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_resumed_run_says_at_which_step(caplog, tmp_path):
     with caplog.at_level("INFO", logger="medconv"):
         lines = ProgressLines(level=logging.DEBUG, clock=CLOCK)
         trainer = fit(task(CLASSES), 3, lines)
@@ -66,24 +63,24 @@ def test_a_resumed_run_says_at_which_step(caplog: pytest.LogCaptureFixture, tmp_
     assert "resumed at step 3" in caplog.messages
 
 
-def test_lines_can_be_for_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_can_be_for_the_log_alone(caplog):
     with caplog.at_level("DEBUG", logger="medconv"):
         fit(task(CLASSES), 3, Ticks(step=8.0), ProgressLines(every=20.0, level=logging.DEBUG, clock=CLOCK))
     levels = [r.levelname for r in caplog.records if r.name.endswith("callbacks.progress")]
     assert levels == ["DEBUG", "INFO"]  # a step, and the validation
 
 
-def drawn(tmp_path: Path, steps: int, *more: L.Callback, **settings: Any) -> list[str]:
+def drawn(tmp_path, steps, *more, **settings):
     """All states of the bar of a training of 8 seconds a step, and 1 for each of 4 batches of validation."""
     console = Console(file=io.StringIO(), force_terminal=True, width=90, color_system=None)
     writer = CheckpointWriter(tmp_path / "run/checkpoints", AtomicCheckpointIO(), every=1e9)
     bar = ProgressBar(writer, clock=CLOCK, console=console, **settings)
     fit(task(CLASSES), steps, Ticks(step=8.0, case=1.0), writer, *more, bar)
     assert bar._bar is None
-    return re.findall(r"(?:epoch|validating|starting)[^\r\n]*", console.file.getvalue())  # type: ignore[attr-defined]
+    return re.findall(r"(?:epoch|validating|starting)[^\r\n]*", console.file.getvalue())
 
 
-def test_the_bar_shows_steps_time_left_loss_and_best_score(tmp_path: Path) -> None:
+def test_the_bar_shows_steps_time_left_loss_and_best_score(tmp_path):
     lines = drawn(tmp_path, 5)
     steps = [line for line in lines if line.startswith("epoch")]
     assert re.fullmatch(r"epoch 0 \S+ +3/5 0:16 left  loss \d\.\d{3} *", steps[2])
@@ -98,7 +95,7 @@ def test_the_bar_shows_steps_time_left_loss_and_best_score(tmp_path: Path) -> No
     ]
 
 
-def test_the_bar_is_drawn_now_and_then_and_follows_the_budget_of_time(tmp_path: Path) -> None:
+def test_the_bar_is_drawn_now_and_then_and_follows_the_budget_of_time(tmp_path):
     lines = drawn(tmp_path, 8, every=20.0)
     numbers = [int(line.split("/8 ")[0][-1]) for line in lines if line.startswith("epoch")]
     assert numbers == [1, 4, 7, 8, 8]  # the last one as it ends
@@ -107,7 +104,7 @@ def test_the_bar_is_drawn_now_and_then_and_follows_the_budget_of_time(tmp_path: 
     assert " 1/6 " in next(line for line in drawn(tmp_path, 8, budget=budget) if line.startswith("epoch"))
 
 
-def test_an_error_ends_the_bar(tmp_path: Path) -> None:
+def test_an_error_ends_the_bar(tmp_path):
     class Fails(L.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
             raise ValueError("in a step")
@@ -122,5 +119,5 @@ def test_an_error_ends_the_bar(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00"), (75.9, "1:15"), (3600, "1:00:00"), (90061, "25:01:01")]
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations(seconds, text):
     assert _duration(seconds) == text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,14 +38,14 @@ class Break(Callback):
 
 
 @pytest.fixture(scope="module")
-def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     spy = [f"+callbacks.spy._target_={SPY}", f"+callbacks.spy.path={folder}"]
     tiny.train(dataset, folder / "run", *SETTINGS, *spy)
     return folder
 
 
-def test_frozen_parameters_stay_until_their_share_of_the_run_is_done(whole: Path) -> None:
+def test_frozen_parameters_stay_until_their_share_of_the_run_is_done(whole):
     after = [torch.load(whole / f"{step}.pt", weights_only=True) for step in range(1, 9)]
     for name in after[0]:
         moves = [not torch.equal(one[name], two[name]) for one, two in pairwise(after)]
@@ -56,9 +55,7 @@ def test_frozen_parameters_stay_until_their_share_of_the_run_is_done(whole: Path
 
 
 @pytest.mark.parametrize("step", [2, THAWED, 6])
-def test_a_run_that_broke_ends_as_one_that_did_not(
-    dataset: Path, whole: Path, tmp_path: Path, step: int
-) -> None:
+def test_a_run_that_broke_ends_as_one_that_did_not(dataset, whole, tmp_path, step):
     broken = [f"+callbacks.break._target_={HERE}.Break", f"+callbacks.break.step={step}"]
     with pytest.raises(RuntimeError, match="broken"):
         tiny.train(dataset, tmp_path / "run", *SETTINGS, *broken)
@@ -66,9 +63,7 @@ def test_a_run_that_broke_ends_as_one_that_did_not(
     resuming.assert_the_same_run(whole / "run", tmp_path / "run")
 
 
-def test_the_learning_rate_warms_up_again_and_the_log_says_so(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_learning_rate_warms_up_again_and_the_log_says_so(dataset, tmp_path, caplog):
     with caplog.at_level("INFO", logger="medconv"):
         settings = [*SETTINGS, "scheduler.warmup_steps=2", "trainer.max_steps=10", "callbacks=default"]
         tiny.train(dataset, tmp_path / "run", *settings)
@@ -94,8 +89,6 @@ def test_the_learning_rate_warms_up_again_and_the_log_says_so(
         ),
     ],
 )
-def test_settings_that_cannot_be_are_errors(
-    dataset: Path, tmp_path: Path, settings: list[str], message: str
-) -> None:
+def test_settings_that_cannot_be_are_errors(dataset, tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message):
         tiny.train(dataset, tmp_path / "run", *SETTINGS, *settings)

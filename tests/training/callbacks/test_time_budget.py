@@ -1,9 +1,7 @@
 """medconv/training/callbacks/time_budget.py: how many steps fit into the time; whole runs are in tests/integration."""
 
 import math
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +12,17 @@ from torch import nn
 from medconv.planning.limits import SIZES
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.growing_patch import GrowingPatch
-from medconv.training.optim.lr_schedulers import ProgressSchedule, cosine
+from medconv.training.optim.lr_schedulers import cosine
 
 
-def steps(schedule: ProgressSchedule, number: int) -> None:
+def steps(schedule, number):
     for _ in range(number):
         schedule.optimizer.step()
         schedule.step()
 
 
 @pytest.mark.parametrize("limit", [100000.0, math.inf])
-def test_a_resumed_run_with_more_time_extends_its_schedule_at_once(limit: float) -> None:
+def test_a_resumed_run_with_more_time_extends_its_schedule_at_once(limit):
     """Otherwise the first step would take it from its old end to the new one."""
     earlier, schedule = (cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)) for _ in range(2))
     for one in (earlier, schedule):
@@ -36,16 +34,16 @@ def test_a_resumed_run_with_more_time_extends_its_schedule_at_once(limit: float)
     budget.load_state_dict({"seconds": 5, "spent": 5, "validation": 0.1, "total_steps": 40})
     configs = [SimpleNamespace(scheduler=schedule)]
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(owed=False))
-    trainer: Any = SimpleNamespace(
+    trainer = SimpleNamespace(
         global_step=40, estimated_stepping_batches=limit, lr_scheduler_configs=configs, fit_loop=loop
     )
-    budget.on_train_start(trainer, None)  # type: ignore[arg-type]
+    budget.on_train_start(trainer, None)
     steps(schedule, 5)
     assert schedule.progress == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize("state", [{"limit": 100000.0}, {}])
-def test_a_run_that_was_killed_before_the_first_estimate_goes_on_as_it_was(state: dict[str, float]) -> None:
+def test_a_run_that_was_killed_before_the_first_estimate_goes_on_as_it_was(state):
     """Also from a checkpoint of a version that did not record the limit."""
     earlier, schedule = (cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)) for _ in range(2))
     for one in (earlier, schedule):
@@ -56,29 +54,29 @@ def test_a_run_that_was_killed_before_the_first_estimate_goes_on_as_it_was(state
     budget.load_state_dict({"seconds": 100, "spent": 50, "validation": 0.1, "total_steps": None, **state})
     configs = [SimpleNamespace(scheduler=schedule)]
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(owed=False))
-    trainer: Any = SimpleNamespace(
+    trainer = SimpleNamespace(
         global_step=3, estimated_stepping_batches=100000, lr_scheduler_configs=configs, fit_loop=loop
     )
-    budget.on_train_start(trainer, None)  # type: ignore[arg-type]
+    budget.on_train_start(trainer, None)
     assert schedule.state_dict() == earlier.state_dict()
 
 
-def test_least_epochs_count_as_lightning_does() -> None:
+def test_least_epochs_count_as_lightning_does():
     """The last batch of each epoch ends a step."""
     settings = {"num_training_batches": 3, "accumulate_grad_batches": 2, "min_steps": 30, "min_epochs": 20}
-    assert TimeBudget._min_steps(SimpleNamespace(**settings)) == 40  # type: ignore[arg-type]
+    assert TimeBudget._min_steps(SimpleNamespace(**settings)) == 40
 
 
-def test_a_resumed_run_leaves_time_for_validations() -> None:
+def test_a_resumed_run_leaves_time_for_validations():
     """Lightning does not know the number of validation batches until the first validation."""
     budget = TimeBudget(100.0)
     budget.load_state_dict({"seconds": 100.0, "spent": 0.0, "validation": 6.0, "total_steps": None})
-    settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
-    trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
+    settings = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
     assert budget._fitting(trainer, 1.0) == 88  # two validations
 
 
-def test_as_many_steps_fit_as_leave_time_for_their_validations() -> None:
+def test_as_many_steps_fit_as_leave_time_for_their_validations():
     random = np.random.default_rng(0)
     for _ in range(300):
         left = random.uniform(0, 100)
@@ -94,7 +92,7 @@ def test_as_many_steps_fit_as_leave_time_for_their_validations() -> None:
             "accumulate_grad_batches": 1,
             "val_check_batch": due_every,
         }
-        trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1)
+        trainer = SimpleNamespace(**settings, check_val_every_n_epoch=1)
         between = int(budget._validations.steps_between(trainer, step))  # most are postponed
         budget._last_step = seen
         budget._validations.last_step = seen - seen % between
@@ -107,22 +105,20 @@ def test_as_many_steps_fit_as_leave_time_for_their_validations() -> None:
         assert taken[1] > left - 1e-9
 
 
-def test_the_last_validation_is_never_postponed() -> None:
+def test_the_last_validation_is_never_postponed():
     budget = TimeBudget(1000.0, clock=clock.CLOCK)
     budget.load_state_dict({"seconds": 9.0, "spent": 0.0, "validation": 500.0, "total_steps": None})
     budget._began_at = clock.CLOCK()
-    ending: Any = SimpleNamespace(should_stop=True)
+    ending = SimpleNamespace(should_stop=True)
     assert not budget.postpones_validation(ending)
-    going_on: Any = SimpleNamespace(should_stop=False)
+    going_on = SimpleNamespace(should_stop=False)
     assert budget.postpones_validation(going_on)
 
 
 @pytest.mark.parametrize(
     ("size", "needed"), [("tiny", 100), ("small", 100), ("medium", 500), ("large", 1000)]
 )
-def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(
-    size: str, needed: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(size, needed, caplog):
     """One second a step, and no validation."""
     expected = f"steps, plan.size={size} needs {needed} or more: raise trainer.max_time, stop other jobs"
     for seconds, is_warned in ((needed - 1, True), (needed, False)):
@@ -132,12 +128,12 @@ def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(
         assert ("smaller plan.size" in caplog.text) is (is_warned and size != "tiny")  # there is none
 
 
-def first_estimate(budget: TimeBudget, module: Any = None, schedules: Sequence[Any] = ()) -> None:
+def first_estimate(budget, module=None, schedules=()):
     """That of a run whose five first steps took a second each."""
     strategy = SimpleNamespace(broadcast=lambda value: value)
     settings = {"num_training_batches": 10_000, "accumulate_grad_batches": 1, "val_check_batch": 10_000}
     limits = {"min_steps": None, "min_epochs": None, "check_val_every_n_epoch": 1}
-    trainer: Any = SimpleNamespace(
+    trainer = SimpleNamespace(
         **settings, **limits, strategy=strategy, lightning_module=module, lr_scheduler_configs=schedules
     )
     budget._began_at = clock.CLOCK()
@@ -147,7 +143,7 @@ def first_estimate(budget: TimeBudget, module: Any = None, schedules: Sequence[A
     budget._agree(trainer, {"image": torch.zeros(1, 1, 100, 100)})
 
 
-def test_fewer_steps_are_expected_as_patches_grow(caplog: pytest.LogCaptureFixture) -> None:
+def test_fewer_steps_are_expected_as_patches_grow(caplog):
     """The first ones have a quarter of the pixels, which takes 0.4 of the time; their mean speed is 1.49."""
     schedule = cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))
     budget = TimeBudget(1000.0, clock=clock.CLOCK)
@@ -160,11 +156,11 @@ def test_fewer_steps_are_expected_as_patches_grow(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize(("seconds", "warns"), [(105.0, False), (130.0, True)])
-def test_an_overrun_is_said(seconds: float, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_overrun_is_said(seconds, warns, caplog):
     budget = TimeBudget(100.0, clock=clock.CLOCK)
     budget._began_at = clock.CLOCK()
     budget._validations.seconds_each = 70.0
     clock.CLOCK.advance(seconds)
-    budget.on_train_end(None, None)  # type: ignore[arg-type]
+    budget.on_train_end(None, None)
     said = "training took 130 s, trainer.max_time is 100 s; the last validation took 70 s" in caplog.text
     assert said == warns

@@ -1,8 +1,6 @@
 """medconv/training/callbacks/time_budget.py: validations take a bounded share of a run's time."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers import clock
@@ -20,9 +18,7 @@ from medconv.training.callbacks.time_budget import TimeBudget, ValidationBudget,
         (100, 1, 30, None, 30),
     ],
 )
-def test_steps_between_validations(
-    batches: int, accumulate: int, within: int, epochs: int | None, expected: float
-) -> None:
+def test_steps_between_validations(batches, accumulate, within, epochs, expected):
     settings = {
         "num_training_batches": batches,
         "accumulate_grad_batches": accumulate,
@@ -32,14 +28,14 @@ def test_steps_between_validations(
     assert steps_between_validations(trainer) == expected
 
 
-def budget_with(validation: float | None) -> ValidationBudget:
+def budget_with(validation):
     """Of a run of 1000 s, by the tests' clock. Args: validation: seconds that each is known to take."""
     budget = ValidationBudget(1000.0, clock=clock.CLOCK)
     budget.seconds_each = validation
     return budget
 
 
-def due_validations(budget: ValidationBudget, between: float) -> list[float]:
+def due_validations(budget, between):
     """The times of a run at which validations of 10 s, due every `between` seconds, are done."""
     start = clock.CLOCK()
     times = []
@@ -55,7 +51,7 @@ def due_validations(budget: ValidationBudget, between: float) -> list[float]:
     return times
 
 
-def test_validations_take_a_bounded_share_of_the_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_validations_take_a_bounded_share_of_the_time(caplog):
     """Ten seconds each; every 20 seconds they would take a third."""
     budget = budget_with(10.0)
     with caplog.at_level("INFO"):
@@ -69,16 +65,16 @@ def test_validations_take_a_bounded_share_of_the_time(caplog: pytest.LogCaptureF
     assert resumed._spent == 10.0 * len(times)
 
 
-def test_validations_that_take_little_time_are_done_when_they_are_due() -> None:
+def test_validations_that_take_little_time_are_done_when_they_are_due():
     assert len(due_validations(budget_with(None), 100.0)) == 10
 
 
-def test_a_last_validation_that_takes_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_last_validation_that_takes_long_is_said(caplog):
     assert budget_with(500.0).postpones(9.0)
     assert "the last validation takes 500 of the 1000 s of trainer.max_time" in caplog.text
 
 
-def test_a_validation_counts_with_its_own_time() -> None:
+def test_a_validation_counts_with_its_own_time():
     """One of 15 s is due as soon as 85 s were trained."""
     budget = budget_with(15.0)
     assert budget.postpones(84.9) and not budget.postpones(85.0)
@@ -88,13 +84,13 @@ def test_a_validation_counts_with_its_own_time() -> None:
     assert (budget.seconds_each, budget.last_step) == (20.0, 7)
 
 
-def test_a_last_validation_that_takes_little_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_last_validation_that_takes_little_is_no_warning(caplog):
     caplog.set_level("WARNING", "medconv")  # whatever a test before has set
     assert budget_with(400.0).postpones(9.0)
     assert not caplog.text
 
 
-def test_a_state_of_an_earlier_version_is_read() -> None:
+def test_a_state_of_an_earlier_version_is_read():
     budget = budget_with(None)
     budget.load_state_dict({"validation": 5.0})
     assert (budget.seconds_each, budget.last_step) == (5.0, 0)
@@ -102,23 +98,21 @@ def test_a_state_of_an_earlier_version_is_read() -> None:
 
 
 @pytest.mark.parametrize(("seconds_each", "expected"), [(None, 100), (10.0, 100), (40.0, 200), (100.0, 300)])
-def test_postponed_validations_are_further_apart(seconds_each: float | None, expected: float) -> None:
+def test_postponed_validations_are_further_apart(seconds_each, expected):
     """Due every 100 steps of 2 s, which are 85 % of the time from 35.3 s for a validation on."""
     settings = {"num_training_batches": 100, "accumulate_grad_batches": 1, "val_check_batch": 100}
-    trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1)
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=1)
     assert budget_with(seconds_each).steps_between(trainer, step_seconds=2.0) == expected
 
 
-def trial(
-    budget: ValidationBudget, cases: int, batch_seconds: Sequence[float] = (60.0, 10.0, 10.0), ranks: int = 1
-) -> Any:
+def trial(budget, cases, batch_seconds=(60.0, 10.0, 10.0), ranks=1):
     """The trainer after a trial of three batches: 60 s, then 10 s each.
 
     Args:
         ranks: of the run; on rank 0, one batch for each fits.
     """
     val_loop = SimpleNamespace(_max_batches=[cases])
-    trainer: Any = SimpleNamespace(
+    trainer = SimpleNamespace(
         num_val_batches=[cases],
         limit_val_batches=1.0,
         strategy=SimpleNamespace(broadcast=lambda value: value if ranks == 1 else ranks),
@@ -132,9 +126,7 @@ def trial(
     return trainer
 
 
-def test_a_validation_that_would_take_too_long_takes_the_first_batches(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_validation_that_would_take_too_long_takes_the_first_batches(caplog):
     """Of 10 s each 40 fit into 40 % of 1000 s; the first batch, which starts workers, does not count."""
     trainer = trial(budget_with(None), 100)
     assert trainer.limit_val_batches == 40
@@ -142,7 +134,7 @@ def test_a_validation_that_would_take_too_long_takes_the_first_batches(
     assert "all 100 batches would take 1000 of the 1000 s of trainer.max_time" in caplog.text
 
 
-def test_a_validation_that_fits_takes_all_batches(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_validation_that_fits_takes_all_batches(caplog):
     budget = budget_with(None)
     assert trial(budget, 30).limit_val_batches == 1.0
     assert budget.seconds_each == 300.0
@@ -155,25 +147,23 @@ def test_a_validation_that_fits_takes_all_batches(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize(("batch_seconds", "seconds_each"), [((), 0.0), ((10.0,), 300.0), ((60.0, 0.0), 0.0)])
-def test_a_trial_of_few_batches_says_what_it_can(batch_seconds: Sequence[float], seconds_each: float) -> None:
+def test_a_trial_of_few_batches_says_what_it_can(batch_seconds, seconds_each):
     budget = budget_with(None)
     assert trial(budget, 30, batch_seconds).limit_val_batches == 1.0
     assert budget.seconds_each == seconds_each
 
 
 @pytest.mark.parametrize(("batch_seconds", "counted"), [((60.0, 10.0), 70.0), ((60.0, 500.0), 400.0)])
-def test_the_cases_before_training_count_up_to_what_the_last_validation_may_take(
-    batch_seconds: Sequence[float], counted: float
-) -> None:
+def test_the_cases_before_training_count_up_to_what_the_last_validation_may_take(batch_seconds, counted):
     budget = TimeBudget(1000.0, clock=clock.CLOCK)
-    trainer: Any = SimpleNamespace(
+    trainer = SimpleNamespace(
         sanity_checking=True,
         num_val_batches=[2],
         limit_val_batches=1.0,
         strategy=SimpleNamespace(broadcast=lambda value: value),
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=SimpleNamespace(_max_batches=[2]))),
     )
-    module: Any = None
+    module = None
     budget.on_validation_start(trainer, module)
     for seconds in batch_seconds:
         clock.CLOCK.advance(seconds)
@@ -182,15 +172,15 @@ def test_the_cases_before_training_count_up_to_what_the_last_validation_may_take
     assert budget.spent == counted and budget.state_dict()["spent"] == counted
 
 
-def test_one_batch_is_validated_in_any_case() -> None:
+def test_one_batch_is_validated_in_any_case():
     assert trial(budget_with(None), 30, (500.0,)).limit_val_batches == 1
 
 
-def test_rank_0_says_how_many_batches_fit() -> None:
+def test_rank_0_says_how_many_batches_fit():
     assert trial(budget_with(None), 100, ranks=2).limit_val_batches == 2
 
 
-def test_a_resumed_run_validates_as_many_batches_as_before() -> None:
+def test_a_resumed_run_validates_as_many_batches_as_before():
     budget = budget_with(None)
     budget.load_state_dict({**budget.state_dict(), "val_batches": 3})
     assert trial(budget, 100).limit_val_batches == 3

@@ -38,7 +38,7 @@ class Weights(Callback):
 
 
 @pytest.fixture(scope="module")
-def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(dataset, tmp_path_factory):
     """The last checkpoint of a run with a mean."""
     folder = tmp_path_factory.mktemp("whole")
     tiny.train(dataset, folder, *STEPS)
@@ -46,21 +46,19 @@ def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def half(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half(dataset, tmp_path_factory):
     """That of its first half."""
     folder = tmp_path_factory.mktemp("half")
     tiny.train(dataset, folder, *STEPS, "trainer.max_steps=4")
     return folder / "checkpoints/last.ckpt"
 
 
-def state(path: Path, key: str = "state_dict") -> dict[str, torch.Tensor]:
+def state(path, key="state_dict"):
     return {name.removeprefix("network."): value for name, value in checkpoint_io.read(path)[key].items()}
 
 
 @pytest.mark.parametrize(("power", "every"), [(2.0, 1), (0.0, 1), (1.0, 3)])
-def test_the_mean_is_weighted_by_the_power_of_the_step(
-    dataset: Path, tmp_path: Path, power: float, every: int
-) -> None:
+def test_the_mean_is_weighted_by_the_power_of_the_step(dataset, tmp_path, power, every):
     """Each update has the weight (power + 1) / (its number + power); with power 0 all have the same share."""
     spy = [SPY, f"+callbacks.spy.path={tmp_path}"]
     settings = [f"weight_averaging.power={power}", f"weight_averaging.every={every}"]
@@ -82,14 +80,14 @@ def test_the_mean_is_weighted_by_the_power_of_the_step(
     assert all(torch.equal(own[name], value) for name, value in last.items())
 
 
-def test_with_power_2_half_of_the_mean_comes_from_the_last_fifth() -> None:
+def test_with_power_2_half_of_the_mean_comes_from_the_last_fifth():
     callback, mean = AverageWeights(power=2.0, begin=0), [torch.zeros(1)]
     for count in range(1, 1000):
         callback._update(mean, [torch.tensor([float(count >= 794)])], count)
     assert float(mean[0]) == pytest.approx(0.5, abs=0.01)
 
 
-def test_steps_before_begin_are_left_out(dataset: Path, tmp_path: Path) -> None:
+def test_steps_before_begin_are_left_out(dataset, tmp_path):
     spy = [SPY, f"+callbacks.spy.path={tmp_path}"]
     settings = ["weight_averaging.begin=6", "weight_averaging.power=0", "weight_averaging.every=1"]
     tiny.train(dataset, tmp_path / "run", *STEPS, *spy, *settings)
@@ -103,7 +101,7 @@ def test_steps_before_begin_are_left_out(dataset: Path, tmp_path: Path) -> None:
     assert all(torch.equal(value, own[name]) for name, value in state(short).items())
 
 
-def test_averaging_does_not_change_the_training(dataset: Path, tmp_path: Path) -> None:
+def test_averaging_does_not_change_the_training(dataset, tmp_path):
     begin = {"polynomial": STEPS[-1:], "none": []}
     for name in begin:
         tiny.train(dataset, tmp_path / name, *STEPS[:-1], f"weight_averaging={name}", *begin[name])
@@ -115,9 +113,7 @@ def test_averaging_does_not_change_the_training(dataset: Path, tmp_path: Path) -
     assert "current_model_state" not in checkpoint_io.read(plain)
 
 
-def test_a_resumed_run_has_the_mean_of_an_uninterrupted_one(
-    whole: Path, half: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_the_mean_of_an_uninterrupted_one(whole, half, dataset, tmp_path):
     tiny.train(dataset, tmp_path / "resumed", *STEPS, f"run.resume={half}")
     for key in ("state_dict", "current_model_state"):
         resumed = state(tmp_path / "resumed/checkpoints/last.ckpt", key)
@@ -125,9 +121,7 @@ def test_a_resumed_run_has_the_mean_of_an_uninterrupted_one(
             torch.testing.assert_close(resumed[name], value, msg=name)
 
 
-def test_a_run_that_goes_on_without_a_mean_has_the_weights_of_the_training(
-    half: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_goes_on_without_a_mean_has_the_weights_of_the_training(half, dataset, tmp_path):
     rest = "trainer.max_steps=8"
     tiny.train(dataset, tmp_path / "both", *STEPS, rest, f"run.resume={half}")
     without = [key for key in STEPS if not key.startswith("weight_averaging.")]
@@ -135,7 +129,7 @@ def test_a_run_that_goes_on_without_a_mean_has_the_weights_of_the_training(
     assert tiny.losses(tmp_path / "without") == tiny.losses(tmp_path / "both")
 
 
-def test_the_mean_is_loaded(whole: Path) -> None:
+def test_the_mean_is_loaded(whole):
     weight = load(whole).network.get_parameter("encoder.0.0.weight")
     assert torch.equal(weight, state(whole)["encoder.0.0.weight"])
 
@@ -143,13 +137,13 @@ def test_the_mean_is_loaded(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"), [("power=-1", "0 or more, got -1"), ("every=0", "at least 1, got 0")]
 )
-def test_values_out_of_range_are_errors(dataset: Path, tmp_path: Path, wrong: str, message: str) -> None:
+def test_values_out_of_range_are_errors(dataset, tmp_path, wrong, message):
     with pytest.raises(ValueError, match=rf"weight_averaging: \w+ must be .*{message}"):
         tiny.train(dataset, tmp_path / "run", f"weight_averaging.{wrong}")
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_the_mean_of_weights_of_another_precision(dataset: Path, tmp_path: Path, precision: str) -> None:
+def test_the_mean_of_weights_of_another_precision(dataset, tmp_path, precision):
     tiny.train(dataset, tmp_path / "run", *STEPS, f"trainer.precision={precision}")
     averaged = state(tmp_path / "run/checkpoints/last.ckpt")
     assert {value.dtype for value in averaged.values() if value.is_floating_point()} == {torch.float32}
@@ -157,7 +151,7 @@ def test_the_mean_of_weights_of_another_precision(dataset: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a_share_on_the_device_moves_the_mean_as_a_number_does(share: float) -> None:
+def test_a_share_on_the_device_moves_the_mean_as_a_number_does(share):
     torch.manual_seed(0)
     current = [torch.randn(5, 3), torch.randn(7)]
     means = [[torch.ones(5, 3), torch.ones(7)] for _ in range(2)]

@@ -1,17 +1,12 @@
 """medconv/training/checkpoint/compatibility.py: why a checkpoint does not fit a run."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import tiny
 from helpers.configs import derived
 from torch import nn
 
-from medconv.config import Derived
 from medconv.targets import all_kinds
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.checkpoint import compatibility
@@ -20,17 +15,17 @@ SETTING = "run.resume=last.ckpt"
 LABEL_MAPS = derived(num_classes=2, targets=LabelMapTargets.of_classes(["background", "box"]).plain())
 
 
-def image_level(kind: str) -> Derived:
+def image_level(kind):
     targets = all_kinds()[kind](names=("left", "right"))
     return derived(spatial_dims=2, num_channels=2, num_classes=2, targets=targets.plain())
 
 
-def content(saved: Derived) -> dict[str, Any]:
+def content(saved):
     return {"medconv": {"config": {"derived": asdict(saved)}}}
 
 
 @pytest.mark.parametrize("saved", [LABEL_MAPS, image_level("multilabel")])
-def test_a_checkpoint_of_the_same_task_passes(saved: Derived) -> None:
+def test_a_checkpoint_of_the_same_task_passes(saved):
     compatibility.check_same_task(content(saved), replace(saved, patch_size=[8, 8, 8]), SETTING)
 
 
@@ -42,12 +37,12 @@ def test_a_checkpoint_of_the_same_task_passes(saved: Derived) -> None:
         (image_level("multiclass"), r"multiclass left, right \(2 outputs\) in 2D images of 2 channels"),
     ],
 )
-def test_a_checkpoint_of_another_task_is_described(saved: Derived, words: str) -> None:
+def test_a_checkpoint_of_another_task_is_described(saved, words):
     with pytest.raises(ValueError, match=rf"^{SETTING}: a checkpoint of another task: it is for .*{words}"):
         compatibility.check_same_task(content(saved), LABEL_MAPS, SETTING)
 
 
-def test_targets_of_another_kind_are_another_task() -> None:
+def test_targets_of_another_kind_are_another_task():
     saved = content(image_level("multiclass"))
     with pytest.raises(
         ValueError, match="is for multiclass left, right .*, this run for multilabel left, right"
@@ -55,7 +50,7 @@ def test_targets_of_another_kind_are_another_task() -> None:
         compatibility.check_same_task(saved, image_level("multilabel"), SETTING)
 
 
-def test_weights_that_do_not_fit_are_named() -> None:
+def test_weights_that_do_not_fit_are_named():
     module, other = nn.Linear(2, 3), nn.Linear(2, 4)
     state = module.state_dict()
     compatibility.check_weights_fit(module, {"state_dict": state}, SETTING)
@@ -68,9 +63,7 @@ def test_weights_that_do_not_fit_are_named() -> None:
             compatibility.check_weights_fit(module, {"state_dict": weights}, SETTING)
 
 
-def test_a_run_does_not_resume_with_another_optimizer_or_other_settings_of_it(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_a_run_does_not_resume_with_another_optimizer_or_other_settings_of_it(dataset, tmp_path):
     """torch's optimizers take their settings from the checkpoint; the learning rate is the schedule's."""
     trained = ("optimizer=adamw", "+optimizer.betas=[0.5,0.9]")
     tiny.train(dataset, tmp_path / "first", *trained, "trainer.max_steps=2")
@@ -86,7 +79,7 @@ def test_a_run_does_not_resume_with_another_optimizer_or_other_settings_of_it(
     assert same["status"] == "done"
 
 
-def test_a_run_does_not_resume_with_a_schedule_that_is_not_ours(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_a_schedule_that_is_not_ours(dataset, tmp_path):
     """It would go on with the rates of the other one, such as 0 at its end."""
     tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2")
     last = tmp_path / "first/checkpoints/last.ckpt"
@@ -96,7 +89,7 @@ def test_a_run_does_not_resume_with_a_schedule_that_is_not_ours(dataset: Path, t
         tiny.train(dataset, tmp_path / "second", *other, *without, f"run.resume={last}")
 
 
-def test_epochs_of_another_length_are_counted_as_those_of_the_run(dataset: Path, tmp_path: Path) -> None:
+def test_epochs_of_another_length_are_counted_as_those_of_the_run(dataset, tmp_path):
     """Else nothing would be trained."""
     length = ["trainer.max_steps=-1", "data.samples_per_epoch=8", "logger=none"]
     tiny.train(dataset, tmp_path / "first", *length, "data.batch_size=1", "trainer.max_epochs=1")
@@ -109,7 +102,7 @@ def test_epochs_of_another_length_are_counted_as_those_of_the_run(dataset: Path,
     assert tiny.train(dataset, tmp_path / "more", *length, *larger, "trainer.max_epochs=3")["steps"] == 12
 
 
-def test_a_length_that_the_checkpoint_has_reached_is_an_error(dataset: Path, tmp_path: Path) -> None:
+def test_a_length_that_the_checkpoint_has_reached_is_an_error(dataset, tmp_path):
     tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2", "data.samples_per_epoch=4")  # an epoch
     last = tmp_path / "first/checkpoints/last.ckpt"
     for unit, limit in (("steps", 1), ("steps", 2), ("epochs", 1)):

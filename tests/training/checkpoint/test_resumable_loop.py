@@ -1,11 +1,7 @@
 """medconv/training/checkpoint/resumable_loop.py: what it needs of Lightning, and the seed of each step."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from medconv.training.distributed import StopSync
 from medconv.utils.signals import StopRequest
 
 
-def test_a_method_that_lightning_renamed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_lightning_renamed_is_an_error(tmp_path, monkeypatch):
     """Otherwise the override would silently never be called."""
     checkpoints = CheckpointWriter(tmp_path, AtomicCheckpointIO(), every=60)
     stops, settings = StopSync(StopRequest(), 1), {"accelerator": "cpu", "logger": False}
@@ -35,10 +31,10 @@ def test_a_method_that_lightning_renamed_is_an_error(tmp_path: Path, monkeypatch
                 ResumableTrainer(checkpoints, stops, enable_checkpointing=False, **settings)
 
 
-def test_random_numbers_follow_from_seed_rank_and_batch() -> None:
-    def drawn(seed: int, rank: int, batch: int) -> tuple[float, float, float]:
-        trainer: Any = SimpleNamespace(global_rank=rank, fit_loop=SimpleNamespace(total_batch_idx=batch))
-        PerStepSeeding(seed).on_train_batch_start(trainer, None, None, 0)  # type: ignore[arg-type]
+def test_random_numbers_follow_from_seed_rank_and_batch():
+    def drawn(seed, rank, batch):
+        trainer = SimpleNamespace(global_rank=rank, fit_loop=SimpleNamespace(total_batch_idx=batch))
+        PerStepSeeding(seed).on_train_batch_start(trainer, None, None, 0)
         return float(torch.rand(())), float(np.random.rand()), random.random()
 
     first = drawn(1, 0, 5)

@@ -41,17 +41,17 @@ from medconv.utils.exit_codes import DONE, USER
 from medconv.utils.signals import RunInterrupted
 
 
-def test_the_previous_checkpoint_is_kept(tmp_path: Path) -> None:
+def test_the_previous_checkpoint_is_kept(tmp_path):
     last = saved(tmp_path, 1, 2, 3)
     assert (first(last), first(last.with_name("previous.ckpt"))) == (3, 2)
     assert sorted(path.name for path in last.parent.iterdir()) == ["last.ckpt", "previous.ckpt"]
 
 
-def test_the_name_of_a_checkpoint_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_checkpoint_is_on_disk_too(tmp_path, monkeypatch):
     """Else a power cut, or a disk that becomes read-only, undoes the rename of the last seconds."""
-    flushed: list[tuple[str, list[str]]] = []
+    flushed = []
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         flushed.append((path.name, sorted(file.name for file in tmp_path.glob("**/*.ckpt"))))
 
@@ -60,7 +60,7 @@ def test_the_name_of_a_checkpoint_is_on_disk_too(tmp_path: Path, monkeypatch: py
     assert flushed[-1] == (last.parent.name, ["last.ckpt"])
 
 
-def test_the_copy_is_made_before_training_continues(tmp_path: Path) -> None:
+def test_the_copy_is_made_before_training_continues(tmp_path):
     """The values at the time of the call are written, with strides and the versions of a module's state."""
     io, gate = AtomicCheckpointIO(), threading.Event()
     network = torch.nn.Conv3d(2, 2, 3).to(memory_format=torch.channels_last_3d)
@@ -78,7 +78,7 @@ def test_the_copy_is_made_before_training_continues(tmp_path: Path) -> None:
     assert state._metadata == network.state_dict()._metadata
 
 
-def test_a_flipped_bit_or_a_missing_end_is_noticed(tmp_path: Path) -> None:
+def test_a_flipped_bit_or_a_missing_end_is_noticed(tmp_path):
     """Or it changes nothing, in a few bytes such as dates and the padding between parts."""
     last, rng = saved(tmp_path, 1), random.Random(0)
     intact, harmless = last.read_bytes(), 0
@@ -108,9 +108,7 @@ def test_a_flipped_bit_or_a_missing_end_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_of_a_damaged_checkpoint_the_one_before_is_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, caplog, damage):
     last = saved(tmp_path, 1, 2)
     if damage == "gone":  # as if killed between two renamings
         last.unlink()
@@ -126,13 +124,13 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(
     assert first(last.with_name("previous.ckpt")) == 1  # the damaged one did not become it
 
 
-def test_without_a_whole_one_nothing_is_trained(tmp_path: Path) -> None:
+def test_without_a_whole_one_nothing_is_trained(tmp_path):
     saved(tmp_path, 1).write_bytes(b"")
     with pytest.raises(ValueError, match=r"last\.ckpt: damaged.*run\.resume=never starts a new run"):
         RunDir(tmp_path).resume_from()
 
 
-def test_best_is_a_hard_link_that_stays_when_last_is_rewritten(tmp_path: Path) -> None:
+def test_best_is_a_hard_link_that_stays_when_last_is_rewritten(tmp_path):
     io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     for number in (1.0, 2.0, 3.0):
         if number < 3:
@@ -143,7 +141,7 @@ def test_best_is_a_hard_link_that_stays_when_last_is_rewritten(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_best_is_written_before_last(tmp_path: Path) -> None:
+def test_best_is_written_before_last(tmp_path):
     """A run that is killed between the two repeats the validation."""
     io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     last.mkdir()  # cannot be replaced
@@ -155,14 +153,14 @@ def test_best_is_written_before_last(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "best.ckpt"}
 
 
-def test_copies_have_the_type_of_the_original() -> None:
-    tree: Any = defaultdict(list, a=[torch.ones(1)])
+def test_copies_have_the_type_of_the_original():
+    tree = defaultdict(list, a=[torch.ones(1)])
     copied = writer.copied({"tree": tree, "counted": Counter("aab")})
     assert copied["counted"] == Counter("aab") and copied["tree"]["b"] == []
     assert torch.equal(copied["tree"]["a"][0], torch.ones(1)) and copied["tree"]["a"][0] is not tree["a"][0]
 
 
-def test_a_run_that_resumes_from_another_has_a_best_of_its_own(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_that_resumes_from_another_has_a_best_of_its_own(dataset, tmp_path):
     """Also if it is worse than that of the other run. Its totals are those of all steps."""
     tiny.train(dataset, tmp_path / "one", "logger=none", "trainer.max_steps=2", "data.samples_per_epoch=4")
     content = checkpoint_io.read(tmp_path / "one/checkpoints/last.ckpt")
@@ -182,8 +180,8 @@ def test_a_run_that_resumes_from_another_has_a_best_of_its_own(dataset: Path, tm
     assert tiny.train(dataset, tmp_path / "two", "logger=none", *more)["val/dice"] == summary["val/dice"]
 
 
-def test_without_hard_links_the_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+def test_without_hard_links_the_file_is_copied(tmp_path, monkeypatch):
+    def refuse(*_):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(writer.os, "link", refuse)
@@ -209,9 +207,7 @@ FULL = [
 ]
 
 
-def test_a_full_disk_ends_the_run_and_leaves_the_previous_checkpoint(
-    dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_ends_the_run_and_leaves_the_previous_checkpoint(dataset, tmp_path, capfd):
     settings = [*FULL, "+callbacks.full.room=30000", "logger=none"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -225,7 +221,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_previous_checkpoint(
     assert {path.name for path in last.parent.iterdir()} == {"last.ckpt", "previous.ckpt"}
 
 
-def _train(arguments: list[str], cwd: Path, stderr: int) -> None:
+def _train(arguments, cwd, stderr):
     """The command, in a forked process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1), os.dup2(stderr, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
@@ -234,7 +230,7 @@ def _train(arguments: list[str], cwd: Path, stderr: int) -> None:
     sys.exit(guard(lambda: main.run(["train", *arguments])))
 
 
-def test_if_nothing_can_be_written_the_error_is_one_line(dataset: Path, tmp_path: Path) -> None:
+def test_if_nothing_can_be_written_the_error_is_one_line(dataset, tmp_path):
     """Neither logs nor the summary; the first file that fails is named."""
     arguments = tiny.overrides(dataset, *FULL, "+callbacks.full.room=1", f"run.dir={tmp_path / 'run'}")
     read, write = os.pipe()  # a file could not hold its messages
@@ -266,13 +262,13 @@ class Small:
 
 
 @pytest.mark.parametrize("room", [0, 10, 100, 1000, 5000])
-def test_the_error_of_a_failed_write_is_kept(room: int) -> None:
+def test_the_error_of_a_failed_write_is_kept(room):
     """torch raises it only if the first bytes fail."""
     with pytest.raises(OSError, match="No space left"):
         writer._Recording(Small(room)).save(CONTENT)
 
 
-def test_an_error_in_the_thread_is_raised(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_is_raised(tmp_path):
     io = AtomicCheckpointIO()
     (tmp_path / "no folder").touch()
     io.save_checkpoint(CONTENT, tmp_path / "no folder/last.ckpt")
@@ -281,7 +277,7 @@ def test_an_error_in_the_thread_is_raised(tmp_path: Path) -> None:
     io.check()  # it is raised once
 
 
-def test_a_write_that_fails_during_the_check_is_not_forgotten() -> None:
+def test_a_write_that_fails_during_the_check_is_not_forgotten():
     class Late(Future):
         """Done at the second look."""
 
@@ -299,7 +295,7 @@ def test_a_write_that_fails_during_the_check_is_not_forgotten() -> None:
         io.wait()
 
 
-def _holds(folder: Path, resume: str, ready: Any) -> None:
+def _holds(folder, resume, ready):
     held = RunDir(folder, resume)  # as long as this is there
     held.begin(RunConfig())
     if os.fork():
@@ -309,7 +305,7 @@ def _holds(folder: Path, resume: str, ready: Any) -> None:
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
+def test_a_folder_is_of_one_run_at_a_time(tmp_path, resume):
     saved(tmp_path / "run", 1)
     fork = multiprocessing.get_context("fork")
     ready = fork.Event()
@@ -329,7 +325,7 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
     os.kill(worker, signal.SIGKILL)
 
 
-def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
+def test_a_best_that_is_damaged_hides_no_error(tmp_path):
     folder = RunDir(tmp_path)
     saved(tmp_path, 1).with_name("best.ckpt").write_bytes(b"")
     about = SimpleNamespace(
@@ -355,7 +351,7 @@ def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
         ("a: 1", "empty, or not a config"),
     ],
 )
-def test_a_run_without_its_config_does_not_go_on(tmp_path: Path, text: str | None, message: str) -> None:
+def test_a_run_without_its_config_does_not_go_on(tmp_path, text, message):
     saved(tmp_path, 1)
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)

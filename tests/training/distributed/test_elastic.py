@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +28,9 @@ STEPS = [
 ]
 
 
-def columns(folder: Path) -> dict[str, dict[int, float]]:
+def columns(folder):
     """By name of a loss or score: its value after a step."""
-    values: dict[str, dict[int, float]] = {}
+    values = {}
     with (folder / "metrics.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             for name, value in row.items():
@@ -40,14 +39,11 @@ def columns(folder: Path) -> dict[str, dict[int, float]]:
     return values
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)[
-        "state_dict"
-    ]
-    return state
+def weights(folder):
+    return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
 
 
-def test_a_run_of_three_processes_resumes_with_one(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_of_three_processes_resumes_with_one(dataset, tmp_path):
     """Its losses are those of one process with the whole batch, up to the order of sums."""
     tiny.train(dataset, tmp_path / "one", *STEPS, "data.batch_size=3")
     arguments = tiny.overrides(dataset, *STEPS, "data.batch_size=1", f"run.dir={tmp_path / 'run'}")
@@ -67,7 +63,7 @@ def test_a_run_of_three_processes_resumes_with_one(dataset: Path, tmp_path: Path
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "one"), rtol=0, atol=1e-5)
 
 
-def test_one_process_resumes_with_two(dataset: Path, tmp_path: Path) -> None:
+def test_one_process_resumes_with_two(dataset, tmp_path):
     """Each takes half of the batch, at once."""
     arguments = tiny.overrides(dataset, *STEPS, "data.batch_size=4")
     tiny.train(dataset, tmp_path / "one", *STEPS, "data.batch_size=4")
@@ -79,7 +75,7 @@ def test_one_process_resumes_with_two(dataset: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "one"), rtol=0, atol=1e-5)
 
 
-def config(processes: int, **settings: Any) -> RunConfig:
+def config(processes, **settings):
     """A run of parts of 2 samples."""
     sizes = {key: value for key, value in settings.items() if key == "global_batch_size"}
     perf = {key: value for key, value in settings.items() if key not in sizes}
@@ -92,7 +88,7 @@ def config(processes: int, **settings: Any) -> RunConfig:
     )
 
 
-def test_processes_share_the_global_batch() -> None:
+def test_processes_share_the_global_batch():
     assert batch_size_per_process(config(4)) == 2
     assert batch_size_per_process(config(4, global_batch_size=4)) == 1
     assert batch_size_per_process(config(1, global_batch_size=8)) == 8
@@ -122,15 +118,13 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("processes", "settings", "message"), IMPOSSIBLE)
-def test_a_batch_that_cannot_be_divided_is_an_error(
-    processes: int, settings: dict[str, Any], message: str
-) -> None:
+def test_a_batch_that_cannot_be_divided_is_an_error(processes, settings, message):
     with pytest.raises(ConfigError) as error:
         has_parts(config(processes, **settings))
     assert message in str(error.value)
 
 
-def torchrun(where: int, cwd: Path, *arguments: str) -> subprocess.Popen[Any]:
+def torchrun(where, cwd, *arguments):
     """An agent of one or two, with one process."""
     options = [
         "--nnodes=1:2",
@@ -152,7 +146,7 @@ def torchrun(where: int, cwd: Path, *arguments: str) -> subprocess.Popen[Any]:
     )
 
 
-def killed(agent: subprocess.Popen[Any]) -> None:
+def killed(agent):
     """With the process that it started in a session of its own."""
     children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
     for pid in (agent.pid, *map(int, children)):
@@ -161,7 +155,7 @@ def killed(agent: subprocess.Popen[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_one_of_two_agents_of_torchrun_is_killed_and_the_other_goes_on(dataset: Path, tmp_path: Path) -> None:
+def test_one_of_two_agents_of_torchrun_is_killed_and_the_other_goes_on(dataset, tmp_path):
     settings = ["trainer.max_steps=300", "run.checkpoint_interval=00:00:00:00", "run.dir=run"]
     arguments = tiny.overrides(dataset, *STEPS, "data.batch_size=1", *settings)
     where = ranks.port()

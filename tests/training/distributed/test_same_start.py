@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers import ranks
@@ -12,10 +11,10 @@ from torch import distributed
 from medconv.training.distributed import ResumeStepCheck
 
 
-def begin(step: int) -> str:
+def begin(step):
     """The error of a rank that has loaded a checkpoint of this step, or begins at 0."""
     check, trainer = ResumeStepCheck(), SimpleNamespace(default_root_dir="runs/one")
-    arguments: Any = (trainer, None)
+    arguments = (trainer, None)
     if step:
         check.on_load_checkpoint(*arguments, {"global_step": step})
     try:
@@ -25,7 +24,7 @@ def begin(step: int) -> str:
     return ""
 
 
-def _begin(rank: int, folder: str) -> None:
+def _begin(rank, folder):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
     errors = [begin(7), begin((7, 0)[rank])]
@@ -35,7 +34,7 @@ def _begin(rank: int, folder: str) -> None:
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
-def test_all_ranks_stop_if_one_has_no_checkpoint(tmp_path: Path) -> None:
+def test_all_ranks_stop_if_one_has_no_checkpoint(tmp_path):
     ranks.call(_begin, str(tmp_path))
     for rank in (0, 1):
         same, different = (tmp_path / f"{rank}.txt").read_text().split("\n")
@@ -45,5 +44,5 @@ def test_all_ranks_stop_if_one_has_no_checkpoint(tmp_path: Path) -> None:
         )
 
 
-def test_a_single_process_is_not_checked() -> None:
+def test_a_single_process_is_not_checked():
     assert begin(7) == ""

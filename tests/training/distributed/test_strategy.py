@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,14 +23,14 @@ PERF = PerfConfig(timeout_seconds=60.0)
 CPU = TrainerConfig(accelerator="cpu", devices=1, num_nodes=1)
 
 
-def trainer(**settings: Any) -> TrainerConfig:
+def trainer(**settings):
     return replace(CPU, **settings)
 
 
 @pytest.mark.parametrize(
     "settings", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}]
 )
-def test_several_processes_use_ddp_with_a_static_graph(settings: dict[str, Any]) -> None:
+def test_several_processes_use_ddp_with_a_static_graph(settings):
     ddp = distributed.strategy_of(trainer(**settings), PERF)
     assert isinstance(ddp, DDPStrategy)
     assert ddp._ddp_kwargs["gradient_as_bucket_view"] and ddp._ddp_kwargs["static_graph"]
@@ -39,18 +38,18 @@ def test_several_processes_use_ddp_with_a_static_graph(settings: dict[str, Any])
     assert isinstance(accumulating, DDPStrategy) and not accumulating._ddp_kwargs["static_graph"]
 
 
-def test_one_process_and_other_strategies_are_left_to_lightning() -> None:
+def test_one_process_and_other_strategies_are_left_to_lightning():
     assert distributed.strategy_of(trainer(), PERF) is None
     assert distributed.strategy_of(trainer(strategy="ddp_spawn", devices=2), PERF) is None
 
 
-def test_fsdp_shards_over_all_processes() -> None:
+def test_fsdp_shards_over_all_processes():
     fsdp = distributed.strategy_of(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
     assert isinstance(fsdp, ModelParallelStrategy)
     assert (fsdp._data_parallel_size, fsdp._tensor_parallel_size) == (8, 1)
 
 
-def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(dataset: Path, tmp_path: Path) -> None:
+def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(dataset, tmp_path):
     settings = ["trainer.devices=2", "model.norm=batch", "trainer.max_steps=3"]
     spy = ["+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={tmp_path}"]
     ended = ranks.run(*tiny.overrides(dataset, *settings, *spy), f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
@@ -60,7 +59,7 @@ def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(dataset: Path, 
     assert all(torch.equal(a, b) for a, b in zip(*buffers, strict=True))
 
 
-def test_a_job_that_sets_ranks_alone_trains_as_under_torchrun(dataset: Path, tmp_path: Path) -> None:
+def test_a_job_that_sets_ranks_alone_trains_as_under_torchrun(dataset, tmp_path):
     """As a PyTorchJob of Kubernetes, whose processes have RANK, but no LOCAL_RANK."""
     arguments = tiny.overrides(dataset, "trainer.max_steps=3")
     weights = []
@@ -82,7 +81,7 @@ STOPPED = [
 ]
 
 
-def test_a_stop_signal_to_one_rank_stops_all(dataset: Path, tmp_path: Path) -> None:
+def test_a_stop_signal_to_one_rank_stops_all(dataset, tmp_path):
     """Also if the ranks synchronise in the middle of accumulated gradients only."""
     settings = ["trainer.accumulate_grad_batches=2", "perf.stop_sync_interval=2"]
     arguments = tiny.overrides(dataset, *STOPPED, *settings, f"+callbacks.spy.path={tmp_path}")
@@ -93,7 +92,7 @@ def test_a_stop_signal_to_one_rank_stops_all(dataset: Path, tmp_path: Path) -> N
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "preempted"
 
 
-def test_a_stopped_process_that_lightning_started_exits_with_0(dataset: Path, tmp_path: Path) -> None:
+def test_a_stopped_process_that_lightning_started_exits_with_0(dataset, tmp_path):
     """Lightning would kill the first process if another ended with an error."""
     arguments = tiny.overrides(
         dataset, *STOPPED, "perf.stop_sync_interval=3", f"+callbacks.spy.path={tmp_path}"
@@ -108,7 +107,7 @@ def test_a_stopped_process_that_lightning_started_exits_with_0(dataset: Path, tm
 
 
 @pytest.mark.slow
-def test_a_first_process_that_ends_late_is_not_killed(dataset: Path, tmp_path: Path) -> None:
+def test_a_first_process_that_ends_late_is_not_killed(dataset, tmp_path):
     """Lightning starts the second process, and checks every 5 s whether it has failed."""
     spy = [f"+callbacks.spy.path={tmp_path}", "+callbacks.spy.lingers=6"]
     arguments = tiny.overrides(dataset, *STOPPED, "perf.stop_sync_interval=3", *spy)
@@ -129,30 +128,30 @@ def test_a_first_process_that_ends_late_is_not_killed(dataset: Path, tmp_path: P
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "preempted"
 
 
-def _number(path: Path) -> int:
+def _number(path):
     return int(until(lambda: path.is_file() and path.read_text()))
 
 
-def test_an_interval_below_1_is_an_error() -> None:
+def test_an_interval_below_1_is_an_error():
     with pytest.raises(ValueError, match=r"every must be at least 1, got 0"):
         distributed.StopSync(StopRequest(), 0)
 
 
-def test_fsdp_excludes_pointwise_checkpointing() -> None:
+def test_fsdp_excludes_pointwise_checkpointing():
     with pytest.raises(ValueError, match=r"use perf\.activation_checkpointing=blocks"):
         distributed.strategy_of(
             trainer(strategy="fsdp", devices=2), PerfConfig(activation_checkpointing="pointwise")
         )
 
 
-def test_a_callback_that_accumulates_gradients_excludes_a_static_graph() -> None:
+def test_a_callback_that_accumulates_gradients_excludes_a_static_graph():
     ddp = distributed.strategy_of(trainer(devices=2), PERF, accumulates=True)
     assert isinstance(ddp, DDPStrategy) and not ddp._ddp_kwargs["static_graph"]
 
 
-def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
+def test_a_timeout_is_positive_and_reaches_the_strategy():
     for name in ("ddp", "fsdp"):
-        made: Any = distributed.strategy_of(trainer(strategy=name), PerfConfig(timeout_seconds=7.5))
+        made = distributed.strategy_of(trainer(strategy=name), PerfConfig(timeout_seconds=7.5))
         assert made._timeout.total_seconds() == 7.5
     with pytest.raises(ValueError, match=r"perf\.timeout_seconds must be positive, got 0"):
         distributed.strategy_of(trainer(strategy="ddp"), PerfConfig(timeout_seconds=0))

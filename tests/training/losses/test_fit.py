@@ -1,22 +1,17 @@
 """medconv/training/losses/fit.py: which losses fit which targets, ignored voxels and coarse heads."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import monai.losses
 import pytest
 import torch
 from helpers.loss_examples import target_example
 from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
-from torch import Tensor, nn
+from torch import nn
 
 from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
-from medconv.targets import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
@@ -27,11 +22,11 @@ BOTH = RegionTargets(("tumour", "core"), ((1, 2), (2,)), 3, (1, 2))
 TARGETS = {"classes": CLASSES, "ignoring": IGNORING, "regions": REGIONS, "both": BOTH}
 
 
-def fitted(loss: Any, targets: Targets, spatial_dims: int = 3) -> FittedLoss:
+def fitted(loss, targets, spatial_dims=3):
     return FittedLoss(loss, targets, spatial_dims)
 
 
-def make_loss(name: str, targets: SegmentationTargets) -> nn.Module:
+def make_loss(name, targets):
     """A loss of MONAI's with the settings of conf/loss; ours by its name."""
     if name == "DiceCrossEntropy":
         return DiceCrossEntropy()
@@ -43,9 +38,7 @@ def make_loss(name: str, targets: SegmentationTargets) -> nn.Module:
 @pytest.mark.parametrize("shape", [(2, 4, 5), (1, 3, 4, 2)])
 @pytest.mark.parametrize("weights", [{}, {"dice_weight": 0.3, "ce_weight": 2.0}])
 @pytest.mark.parametrize("targets", [REGIONS, BOTH], ids=["regions", "both"])
-def test_regions_equal_the_loops(
-    targets: SegmentationTargets, shape: tuple[int, ...], weights: dict[str, float]
-) -> None:
+def test_regions_equal_the_loops(targets, shape, weights):
     logits, label = target_example(targets, shape)
     masks = torch.cat([(label == 1) | (label == 2), label == 2], 1)
     labelled = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
@@ -55,7 +48,7 @@ def test_regions_equal_the_loops(
     )
 
 
-def test_ignoring_equals_the_loops_over_labelled_voxels() -> None:
+def test_ignoring_equals_the_loops_over_labelled_voxels():
     logits, label = target_example(IGNORING)
     labelled = (label != 9)[:, 0]
     one_row = logits.movedim(1, -1)[labelled].T[None], label[:, 0][labelled][None, None]
@@ -68,7 +61,7 @@ LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "Gener
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("case", ["ignoring", "both"])
-def test_ignored_voxels_change_nothing_and_get_no_gradient(name: str, case: str) -> None:
+def test_ignored_voxels_change_nothing_and_get_no_gradient(name, case):
     targets = TARGETS[case]
     loss = fitted(make_loss(name, targets), targets)
     logits, label = target_example(targets)
@@ -84,7 +77,7 @@ def test_ignored_voxels_change_nothing_and_get_no_gradient(name: str, case: str)
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("case", ["ignoring", "both"])
-def test_a_batch_without_labelled_voxels_gives_a_finite_loss(name: str, case: str) -> None:
+def test_a_batch_without_labelled_voxels_gives_a_finite_loss(name, case):
     targets = TARGETS[case]
     loss = fitted(make_loss(name, targets), targets)
     logits, label = target_example(targets)
@@ -96,14 +89,14 @@ def test_a_batch_without_labelled_voxels_gives_a_finite_loss(name: str, case: st
 
 
 @pytest.mark.parametrize("name", LOSSES[1:])
-def test_monais_losses_get_the_label_map_of_plain_classes(name: str) -> None:
+def test_monais_losses_get_the_label_map_of_plain_classes(name):
     logits, label = target_example(CLASSES)
     loss = make_loss(name, CLASSES)
     assert torch.equal(fitted(loss, CLASSES)(logits, label), loss(logits, label))
 
 
 @pytest.mark.parametrize("name", LOSSES[1:])
-def test_monais_losses_get_the_masks_of_regions(name: str) -> None:
+def test_monais_losses_get_the_masks_of_regions(name):
     logits, label = target_example(REGIONS)
     masks = torch.cat([label > 0, label == 2], 1).float()
     loss = make_loss(name, REGIONS)
@@ -130,29 +123,29 @@ def test_monais_losses_get_the_masks_of_regions(name: str) -> None:
         ),
     ],
 )
-def test_a_loss_that_does_not_fit_the_targets_is_refused(loss: nn.Module, case: str, message: str) -> None:
+def test_a_loss_that_does_not_fit_the_targets_is_refused(loss, case, message):
     with pytest.raises(ValueError, match=message):
         fitted(loss, TARGETS[case])
 
 
 @pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
-def test_a_loss_that_is_nan_is_refused(case: str) -> None:
-    def broken(logits: Tensor, reference: Tensor) -> Tensor:
+def test_a_loss_that_is_nan_is_refused(case):
+    def broken(logits, reference):
         return logits.mean() / 0 * 0
 
     with pytest.raises(ValueError, match=r"loss: broken is nan for .*, expected a finite number"):
         fitted(broken, TARGETS[case])
 
 
-def test_a_loss_for_plain_classes_is_tried_on_random_numbers() -> None:
+def test_a_loss_for_plain_classes_is_tried_on_random_numbers():
     message = r"loss: CrossEntropyLoss cannot take label_map targets: .*use loss=dice_ce"
     with pytest.raises(ValueError, match=message):
         fitted(nn.CrossEntropyLoss(), CLASSES, 3)
 
 
 @pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
-def test_a_loss_for_slices_is_tried_on_slices(case: str) -> None:
-    def flat(logits: Tensor, reference: Tensor) -> Tensor:
+def test_a_loss_for_slices_is_tried_on_slices(case):
+    def flat(logits, reference):
         if logits.ndim != 4:
             raise ValueError("2D alone")
         return DiceCrossEntropy()(logits, reference)
@@ -162,14 +155,14 @@ def test_a_loss_for_slices_is_tried_on_slices(case: str) -> None:
         fitted(flat, TARGETS[case], 3)
 
 
-def test_a_loss_may_be_a_function() -> None:
+def test_a_loss_may_be_a_function():
     logits, label = target_example(REGIONS)
     function = partial(nn.functional.binary_cross_entropy_with_logits, reduction="mean")
     masks = torch.cat([label > 0, label == 2], 1).float()
     torch.testing.assert_close(fitted(function, REGIONS)(logits, label), function(logits, masks))
 
 
-def test_coarse_heads_get_the_nearest_labels_and_half_the_weight() -> None:
+def test_coarse_heads_get_the_nearest_labels_and_half_the_weight():
     logits, label = target_example(BOTH, (1, 4, 6))
     coarse = torch.randn(1, 2, 2, 3)
     loss = fitted(DiceCrossEntropy(), BOTH)
@@ -178,7 +171,7 @@ def test_coarse_heads_get_the_nearest_labels_and_half_the_weight() -> None:
 
 
 @pytest.mark.parametrize("case", TARGETS)
-def test_cross_entropy_is_the_mean_over_labelled_voxels(case: str) -> None:
+def test_cross_entropy_is_the_mean_over_labelled_voxels(case):
     targets = TARGETS[case]
     logits, label = target_example(targets)
     expected = fitted(DiceCrossEntropy(dice_weight=0), targets)(logits, label)
@@ -186,7 +179,7 @@ def test_cross_entropy_is_the_mean_over_labelled_voxels(case: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(exclusive=False), RegressionLoss()])
-def test_image_level_losses_do_not_fit_label_maps(loss: nn.Module) -> None:
+def test_image_level_losses_do_not_fit_label_maps(loss):
     with pytest.raises(
         ValueError, match="is for .* targets, but the data has label_map targets; use loss=dice_ce"
     ):
@@ -196,7 +189,7 @@ def test_image_level_losses_do_not_fit_label_maps(loss: nn.Module) -> None:
 ONE_LACKS_A = torch.tensor([[True, True, True], [True, False, True]])
 
 
-def test_a_class_that_is_not_annotated_joins_the_background() -> None:
+def test_a_class_that_is_not_annotated_joins_the_background():
     """The second sample alone: as classes background-or-a and b, whatever its label says of a."""
     logits, label = target_example(CLASSES)
     logits, label, known = logits[1:], label[1:], ONE_LACKS_A[1:]
@@ -216,7 +209,7 @@ def test_a_class_that_is_not_annotated_joins_the_background() -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("case", ["classes", "ignoring", "regions", "both"])
-def test_labels_that_are_not_annotated_change_nothing(name: str, case: str) -> None:
+def test_labels_that_are_not_annotated_change_nothing(name, case):
     """Of the second sample, under deep supervision too; and without such labels the loss is that of always."""
     targets = TARGETS[case]
     loss, (logits, label) = fitted(make_loss(name, targets), targets, 2), target_example(targets, (2, 6, 6))
@@ -239,7 +232,7 @@ def test_labels_that_are_not_annotated_change_nothing(name: str, case: str) -> N
     torch.testing.assert_close(loss(heads, label, annotated=torch.ones_like(known)), loss(heads, label))
 
 
-def test_the_loss_of_cases_that_lack_labels_compiles_into_one_graph() -> None:
+def test_the_loss_of_cases_that_lack_labels_compiles_into_one_graph():
     logits, label = target_example(CLASSES)
     loss = fitted(DiceCrossEntropy(), CLASSES, 2)
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
@@ -248,7 +241,7 @@ def test_the_loss_of_cases_that_lack_labels_compiles_into_one_graph() -> None:
     )
 
 
-def test_further_outputs_that_are_no_heads_are_refused() -> None:
+def test_further_outputs_that_are_no_heads_are_refused():
     logits, label = target_example(CLASSES)
     for other in (torch.zeros(logits.shape[0], 8, *logits.shape[2:]), torch.zeros(())):
         with pytest.raises(

@@ -3,8 +3,6 @@ processes, and losses of overlapping regions and ignored voxels.
 """
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import torch
 from helpers import ranks
 from helpers.loss_examples import target_example
 from reference.losses import dice_cross_entropy
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import nn as distributed_nn
 
 from medconv.targets.label_map import LabelMapTargets
@@ -27,7 +25,7 @@ BOTH = RegionTargets(("tumour", "core"), ((1, 2), (2,)), 3, (1, 2))
 TARGETS = {"classes": CLASSES, "ignoring": IGNORING, "regions": REGIONS, "both": BOTH}
 
 
-def example(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
+def example(shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(shape, generator=generator)
     return logits, torch.randint(0, shape[1], (shape[0], 1, *shape[2:]), generator=generator)
@@ -44,7 +42,7 @@ def example(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
     ],
 )
 @pytest.mark.parametrize("label_dtype", [torch.uint8, torch.int64, torch.float32])
-def test_loss_equals_the_loops(shape: tuple[int, ...], arguments: dict, label_dtype: torch.dtype) -> None:
+def test_loss_equals_the_loops(shape, arguments, label_dtype):
     logits, label = example(shape)
     expected = dice_cross_entropy(logits.double().numpy(), label.numpy(), **arguments)
     assert float(DiceCrossEntropy(**arguments)(logits, label.to(label_dtype))) == pytest.approx(
@@ -52,7 +50,7 @@ def test_loss_equals_the_loops(shape: tuple[int, ...], arguments: dict, label_dt
     )
 
 
-def test_gradient_equals_that_of_the_loops() -> None:
+def test_gradient_equals_that_of_the_loops():
     logits, label = example((2, 3, 2, 2))
     logits.requires_grad_()
     DiceCrossEntropy()(logits, label).backward()
@@ -65,7 +63,7 @@ def test_gradient_equals_that_of_the_loops() -> None:
         assert float(logits.grad[place]) == pytest.approx(slope, abs=1e-5)
 
 
-def test_dice_counts_over_the_batch_and_not_per_sample() -> None:
+def test_dice_counts_over_the_batch_and_not_per_sample():
     logits, label = example((2, 3, 4, 4))
     label[0][label[0] == 2] = 1
     expected = dice_cross_entropy(logits.double().numpy(), label.numpy())
@@ -76,7 +74,7 @@ def test_dice_counts_over_the_batch_and_not_per_sample() -> None:
     assert abs(expected - alone) > 1e-2
 
 
-def test_a_class_may_be_absent_from_the_batch() -> None:
+def test_a_class_may_be_absent_from_the_batch():
     logits, label = example((2, 3, 4, 4))
     label[label == 2] = 0
     logits.requires_grad_()
@@ -87,7 +85,7 @@ def test_a_class_may_be_absent_from_the_batch() -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_loss_of_a_right_answer_is_near_zero_and_of_a_wrong_one_is_not() -> None:
+def test_loss_of_a_right_answer_is_near_zero_and_of_a_wrong_one_is_not():
     _, label = example((2, 3, 4, 4))
     right = 30.0 * nn.functional.one_hot(label[:, 0], 3).movedim(-1, 1).float()
     assert float(DiceCrossEntropy()(right, label)) == pytest.approx(0, abs=1e-5)
@@ -96,7 +94,7 @@ def test_loss_of_a_right_answer_is_near_zero_and_of_a_wrong_one_is_not() -> None
 
 @pytest.mark.parametrize("scale", [0.0, 1e4])
 @pytest.mark.parametrize("background_only", [True, False])
-def test_gradient_is_finite(scale: float, background_only: bool) -> None:
+def test_gradient_is_finite(scale, background_only):
     logits, label = example((2, 3, 4, 4))
     logits = (scale * logits).requires_grad_()
     loss = DiceCrossEntropy()(logits, label * (not background_only))
@@ -104,7 +102,7 @@ def test_gradient_is_finite(scale: float, background_only: bool) -> None:
     assert loss.isfinite() and logits.grad.isfinite().all()
 
 
-def test_half_precision_logits_are_computed_in_fp32() -> None:
+def test_half_precision_logits_are_computed_in_fp32():
     logits, label = example((2, 3, 8, 8))
     half = logits.bfloat16()
     expected = DiceCrossEntropy()(half.float(), label)
@@ -114,14 +112,14 @@ def test_half_precision_logits_are_computed_in_fp32() -> None:
     assert autocasted.dtype == torch.float32 and torch.equal(autocasted, expected)
 
 
-def test_a_logit_of_minus_infinity_leaves_the_loss_finite() -> None:
+def test_a_logit_of_minus_infinity_leaves_the_loss_finite():
     logits, label = torch.randn(2, 3, 4, 4), torch.randint(2, (2, 1, 4, 4))
     logits[:, 2] = -torch.inf
     loss = DiceCrossEntropy(dice_weight=0)(logits, label)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, label[:, 0]))
 
 
-def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tensor], Tensor]:
+def _problem(case):
     """A loss, the parameters, the logits of a part of the batch, and the label of the batch."""
     if case == "network":
         torch.manual_seed(0)
@@ -137,13 +135,13 @@ def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tens
     return FittedLoss(DiceCrossEntropy(), targets, 2), [logits], lambda part: logits[part], label
 
 
-def _known(case: str, part: slice) -> dict[str, Tensor]:
+def _known(case, part):
     """Outputs that samples of `_problem` annotate, as the loss takes them: one less in the second process."""
     annotated = torch.tensor([[True] * 3] * 2 + [[True, False, True]] * 2)
     return {"annotated": annotated[part]} if case == "ignoring" else {}
 
 
-def _half_a_batch(rank: int, folder: str, case: str) -> None:
+def _half_a_batch(rank, folder, case):
     """Loss and gradients of a rank's half of the batch, averaged over the ranks as DDP does."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -163,7 +161,7 @@ def _half_a_batch(rank: int, folder: str, case: str) -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 @pytest.mark.parametrize(("case", "atol"), [("network", 1e-6), ("ignoring", 1e-7), ("both", 1e-7)])
-def test_two_processes_have_the_gradient_of_one(tmp_path: Path, case: str, atol: float) -> None:
+def test_two_processes_have_the_gradient_of_one(tmp_path, case, atol):
     ranks.call(_half_a_batch, str(tmp_path), case)
     loss, parameters, logits, label = _problem(case)
     value = loss(logits(slice(None)), label, **_known(case, slice(None)))
@@ -175,7 +173,7 @@ def test_two_processes_have_the_gradient_of_one(tmp_path: Path, case: str, atol:
             torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=atol)
 
 
-def test_class_weights_count_voxels_and_dice_of_a_class(tmp_path: Path) -> None:
+def test_class_weights_count_voxels_and_dice_of_a_class(tmp_path):
     """By hand, of softmax and of sigmoid; weights of 1 are none."""
     logits, label = example((2, 3, 4, 4))
     weights = torch.tensor([1.0, 1.0, 5.0])
@@ -206,6 +204,6 @@ def test_class_weights_count_voxels_and_dice_of_a_class(tmp_path: Path) -> None:
         ([1, 2], "must be 3 numbers, one for each output, got 2"),
     ],
 )
-def test_wrong_class_weights_are_refused(setting: object, words: str) -> None:
+def test_wrong_class_weights_are_refused(setting, words):
     with pytest.raises(ValueError, match=f"^(loss: )?class_weights.*{words}"):
-        FittedLoss(DiceCrossEntropy(class_weights=setting, class_names=["a", "b"]), CLASSES, 2)  # type: ignore[arg-type]
+        FittedLoss(DiceCrossEntropy(class_weights=setting, class_names=["a", "b"]), CLASSES, 2)

@@ -14,9 +14,7 @@ CLASSES = 4
 SHAPE = (2, CLASSES, 3, 5, 2)
 
 
-def plain(
-    logits: Tensor, reference: Tensor, labelled: Tensor | None, class_weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def plain(logits, reference, labelled, class_weights):
     one_hot = torch.nn.functional.one_hot(reference[:, 0], CLASSES).movedim(-1, 1).to(logits.dtype)
     counted = (
         torch.ones_like(reference, dtype=logits.dtype) if labelled is None else labelled.to(logits.dtype)
@@ -29,7 +27,7 @@ def plain(
     return entropy, (probability * one_hot).sum(axes), (probability + one_hot * counted).sum(axes)
 
 
-def inputs(masked: bool, weighted: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def inputs(masked, weighted):
     torch.manual_seed(0)
     logits = (3 * torch.randn(SHAPE, dtype=torch.float64)).requires_grad_()
     reference = torch.randint(0, CLASSES, (2, 1, *SHAPE[2:]))
@@ -40,7 +38,7 @@ def inputs(masked: bool, weighted: bool) -> tuple[Tensor, Tensor, Tensor | None,
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_sums_and_gradients_equal_those_of_torchs_operations(masked: bool, weighted: bool) -> None:
+def test_sums_and_gradients_equal_those_of_torchs_operations(masked, weighted):
     arguments = inputs(masked, weighted)
     for ours, expected in zip(softmax_counts(*arguments), plain(*arguments), strict=True):
         torch.testing.assert_close(ours, expected)
@@ -54,12 +52,12 @@ def test_sums_and_gradients_equal_those_of_torchs_operations(masked: bool, weigh
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_gradients_of_all_sums_together(masked: bool) -> None:
+def test_gradients_of_all_sums_together(masked):
     logits, *others = inputs(masked, weighted=True)
     assert torch.autograd.gradcheck(lambda values: softmax_counts(values, *others), logits)
 
 
-def test_voxels_that_do_not_count_change_nothing() -> None:
+def test_voxels_that_do_not_count_change_nothing():
     logits, reference, labelled, _ = inputs(masked=True, weighted=False)
     assert labelled is not None
     changed = torch.where(labelled, logits, 100.0)
@@ -71,12 +69,12 @@ def test_voxels_that_do_not_count_change_nothing() -> None:
         torch.testing.assert_close(first, second)
 
 
-def test_the_probabilities_alone_are_kept_for_the_backward_pass() -> None:
+def test_the_probabilities_alone_are_kept_for_the_backward_pass():
     """Torch's own operations keep several tensors of this size."""
-    kept: list[Tensor] = []
+    kept = []
     logits, reference, *_ = inputs(masked=False, weighted=False)
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor):
         kept.append(tensor)
         return tensor
 
@@ -106,7 +104,7 @@ class Passes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
-def test_forward_and_backward_pass_over_the_logits_14_times(layout: torch.memory_format) -> None:
+def test_forward_and_backward_pass_over_the_logits_14_times(layout):
     """Whatever the device; torch's own softmax, cross-entropy and Dice take 35. Nothing is copied."""
     logits = torch.randn(2, 105, 3, 4, 5, device="meta").to(memory_format=layout).requires_grad_()
     reference = torch.zeros(2, 1, 3, 4, 5, dtype=torch.long, device="meta")
@@ -116,7 +114,7 @@ def test_forward_and_backward_pass_over_the_logits_14_times(layout: torch.memory
     assert passes.count <= 14
 
 
-def test_channels_last_logits_get_a_channels_last_gradient() -> None:
+def test_channels_last_logits_get_a_channels_last_gradient():
     logits, reference, *_ = inputs(masked=False, weighted=False)
     found = []
     for layout in (torch.contiguous_format, torch.channels_last_3d):

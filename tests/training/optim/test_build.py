@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch.optim import Optimizer
@@ -13,14 +11,12 @@ from medconv.config import ConfigError, TrainerConfig
 from medconv.training.optim.build import build_optimizer, knows_progress, schedule_class, with_epochs
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
-ADAMW: dict[str, Any] = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.01}
+ADAMW = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.01}
 SGD = {**ADAMW, "_target_": "torch.optim.SGD"}
 MUON = {**ADAMW, "_target_": "medconv.training.optim.muon.Muon"}
 
 
-def trainer(
-    precision: str = "bf16-mixed", clips: float | None = 1.0, strategy: str = "auto"
-) -> TrainerConfig:
+def trainer(precision="bf16-mixed", clips=1.0, strategy="auto"):
     return TrainerConfig(precision=precision, gradient_clip_val=clips, strategy=strategy)
 
 
@@ -38,12 +34,12 @@ def trainer(
         ((MUON, trainer()), False),  # has no such argument
     ],
 )
-def test_an_optimizer_is_fused_where_it_can_be(arguments: Any, fused: bool) -> None:
+def test_an_optimizer_is_fused_where_it_can_be(arguments, fused):
     optimizer = build_optimizer(*arguments)([torch.nn.Parameter(torch.zeros(2, 2))])
     assert all(bool(group.get("fused")) == fused and group["lr"] == 0.01 for group in optimizer.param_groups)
 
 
-def test_an_error_names_the_key_and_the_arguments() -> None:
+def test_an_error_names_the_key_and_the_arguments():
     with pytest.raises(
         ConfigError, match=r"^optimizer: Invalid learning rate: -1 \(given lr=-1, fused=True\)"
     ):
@@ -51,9 +47,7 @@ def test_an_error_names_the_key_and_the_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", ["CosineAnnealingLR", "ConstantLR"])
-def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(name, caplog):
     """Those of the run, unless they are set or nobody knows them."""
     caplog.set_level("INFO")
     node = {"_target_": f"torch.optim.lr_scheduler.{name}", "_partial_": True}
@@ -75,7 +69,7 @@ def annotated(optimizer: Optimizer) -> Own:
     return Own(optimizer, lambda progress: 1.0)
 
 
-def unknown(optimizer):  # type: ignore[no-untyped-def]
+def unknown(optimizer):
     return Own(optimizer, lambda progress: 1.0)
 
 
@@ -89,12 +83,12 @@ def unknown(optimizer):  # type: ignore[no-untyped-def]
         ("torch.optim.lr_scheduler.StepLR", StepLR),
     ],
 )
-def test_the_class_of_a_schedule_is_known_before_it_is_built(target: str, made: Any) -> None:
+def test_the_class_of_a_schedule_is_known_before_it_is_built(target, made):
     assert schedule_class({"_target_": target}) is made
     assert knows_progress({"_target_": target}) == (made not in (None, StepLR))
 
 
-def test_a_schedule_that_does_not_say_what_it_is_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_schedule_that_does_not_say_what_it_is_has_one_line(caplog):
     caplog.set_level("INFO")
     target = f"{__name__}.unknown"
     with_epochs({"_target_": target}, None)

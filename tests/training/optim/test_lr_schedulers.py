@@ -1,9 +1,7 @@
 """medconv/training/optim/lr_schedulers.py: learning rates over a run whose length may change."""
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +9,11 @@ from helpers.schedules import make, rates, rates_of_torch
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
-from medconv.training.optim.lr_schedulers import ProgressSchedule, constant, cosine, poly
+from medconv.training.optim.lr_schedulers import constant, cosine, poly
 
 
 @pytest.mark.parametrize("total", [1, 7, 1000])
-def test_cosine_follows_its_formula(total: int) -> None:
+def test_cosine_follows_its_formula(total):
     schedule = make(cosine, total)
     expected = [0.1 * 0.5 * (1 + math.cos(math.pi * k / total)) for k in range(total + 1)]
     learning_rates = [*rates(schedule, total), schedule.get_last_lr()[0]]
@@ -23,7 +21,7 @@ def test_cosine_follows_its_formula(total: int) -> None:
     assert schedule.progress == pytest.approx(1, abs=1e-9)
 
 
-def test_poly_and_constant_follow_their_formulas() -> None:
+def test_poly_and_constant_follow_their_formulas():
     assert rates(make(poly, 10), 10) == pytest.approx(
         [0.1 * (1 - k / 10) ** 0.9 for k in range(10)], abs=1e-9
     )
@@ -34,7 +32,7 @@ def test_poly_and_constant_follow_their_formulas() -> None:
 
 
 @pytest.mark.parametrize("total", [10, 40, 997])
-def test_schedules_equal_those_of_torch(total: int) -> None:
+def test_schedules_equal_those_of_torch(total):
     expected = rates_of_torch(lr.CosineAnnealingLR, total, T_max=total)
     assert rates(make(cosine, total), total) == pytest.approx(expected, abs=1e-9)
     expected = rates_of_torch(lr.PolynomialLR, total, total_iters=total, power=0.9)
@@ -43,9 +41,7 @@ def test_schedules_equal_those_of_torch(total: int) -> None:
 
 @pytest.mark.parametrize("ends", [(60, 80), (200, 50), (1000, 41)])
 @pytest.mark.parametrize("build", [cosine, poly])
-def test_a_schedule_ends_at_0_although_the_end_moves(
-    build: Callable[..., ProgressSchedule], ends: tuple[int, int]
-) -> None:
+def test_a_schedule_ends_at_0_although_the_end_moves(build, ends):
     schedule = make(build, 100)
     learning_rates = rates(schedule, 20)
     schedule.set_length(ends[0])
@@ -58,7 +54,7 @@ def test_a_schedule_ends_at_0_although_the_end_moves(
     assert learning_rates[19] == pytest.approx(rates(make(build, 100), 20)[-1], abs=1e-12)
 
 
-def test_an_end_in_the_past_ends_the_schedule() -> None:
+def test_an_end_in_the_past_ends_the_schedule():
     schedule = make(cosine, 100)
     rates(schedule, 30)
     schedule.set_length(10)
@@ -66,11 +62,11 @@ def test_an_end_in_the_past_ends_the_schedule() -> None:
     assert schedule.progress == 1
 
 
-def test_without_an_end_the_rate_is_constant() -> None:
+def test_without_an_end_the_rate_is_constant():
     assert rates(make(cosine, math.inf), 5) == [0.1] * 5
 
 
-def test_warmup_is_linear_and_multiplies_the_shape() -> None:
+def test_warmup_is_linear_and_multiplies_the_shape():
     learning_rates = rates(make(constant, 100, warmup_steps=4), 6)
     assert learning_rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1], abs=1e-9)
     shape = rates(make(cosine, 100), 6)
@@ -79,12 +75,12 @@ def test_warmup_is_linear_and_multiplies_the_shape() -> None:
     )
 
 
-def test_warmup_is_at_most_a_fifth_of_the_run() -> None:
+def test_warmup_is_at_most_a_fifth_of_the_run():
     learning_rates = rates(make(constant, 20, warmup_steps=1000), 8)
     assert learning_rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1], abs=1e-9)
 
 
-def test_every_group_keeps_its_own_rate() -> None:
+def test_every_group_keeps_its_own_rate():
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.02)]
     schedule = cosine(torch.optim.SGD(groups, 0.5))
     schedule.set_length(10)
@@ -92,7 +88,7 @@ def test_every_group_keeps_its_own_rate() -> None:
     assert schedule.get_last_lr() == pytest.approx([0.05, 0.01], abs=1e-9)
 
 
-def test_state_is_plain_numbers_and_continues_exactly(tmp_path: Path) -> None:
+def test_state_is_plain_numbers_and_continues_exactly(tmp_path):
     uninterrupted = make(cosine, 40, warmup_steps=4)
     expected = rates(uninterrupted, 40)
 
@@ -112,13 +108,13 @@ def test_state_is_plain_numbers_and_continues_exactly(tmp_path: Path) -> None:
     assert rates(second, 23) == pytest.approx(expected[17:], abs=1e-12)
 
 
-def resumed(state: dict, total: float, base: float = 0.1) -> ProgressSchedule:
+def resumed(state, total, base=0.1):
     schedule = make(cosine, total, base)
     schedule.load_state_dict(state)
     return schedule
 
 
-def test_an_extended_run_resumes_at_its_step_of_the_longer_schedule() -> None:
+def test_an_extended_run_resumes_at_its_step_of_the_longer_schedule():
     ended = make(cosine, 10)
     rates(ended, 10)
     longer = resumed(ended.state_dict(), 40)
@@ -129,7 +125,7 @@ def test_an_extended_run_resumes_at_its_step_of_the_longer_schedule() -> None:
     )
 
 
-def test_a_run_that_goes_on_without_a_number_of_steps_begins_its_schedule_anew() -> None:
+def test_a_run_that_goes_on_without_a_number_of_steps_begins_its_schedule_anew():
     """Such as one with a time limit after one that its steps ended; else its rates would be those of the end."""
     ended = make(cosine, 10)
     rates(ended, 10)
@@ -141,12 +137,12 @@ def test_a_run_that_goes_on_without_a_number_of_steps_begins_its_schedule_anew()
     )
 
 
-def test_the_state_of_a_schedule_of_torch_is_taken() -> None:
+def test_the_state_of_a_schedule_of_torch_is_taken():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     assert resumed(lr.StepLR(optimizer, 2).state_dict(), 10).progress == 0
 
 
-def test_a_resumed_run_takes_its_learning_rate_from_the_config() -> None:
+def test_a_resumed_run_takes_its_learning_rate_from_the_config():
     first = make(cosine, 10, base=0.1)
     before = rates(first, 4)
     second = resumed(first.state_dict(), 10, base=0.001)
@@ -154,7 +150,7 @@ def test_a_resumed_run_takes_its_learning_rate_from_the_config() -> None:
 
 
 @pytest.mark.parametrize("configured", [20.0, math.inf])
-def test_a_resumed_run_keeps_the_end_that_a_time_budget_set(configured: float) -> None:
+def test_a_resumed_run_keeps_the_end_that_a_time_budget_set(configured):
     """With `trainer.max_time` alone or with `trainer.max_steps`; also if it is resumed twice."""
     first = make(cosine, configured)
     rates(first, 5)

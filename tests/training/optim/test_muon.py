@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from medconv.training.optim.muon import Muon, length_factor, orthogonal
 from medconv.utils import checkpoint_io
 
 
-def test_a_step_follows_the_definition() -> None:
+def test_a_step_follows_the_definition():
     """Kernel: decay, then 0.2 sqrt(larger side) lr along the orthogonalised Nesterov momentum; vector: Adam."""
     torch.manual_seed(0)
     kernel, bias = nn.Parameter(torch.randn(4, 3, 3, 3, 3)), nn.Parameter(torch.randn(4))
@@ -41,7 +40,7 @@ def test_a_step_follows_the_definition() -> None:
         torch.testing.assert_close(bias.detach(), adam.detach())
 
 
-def test_the_memory_format_changes_nothing() -> None:
+def test_the_memory_format_changes_nothing():
     torch.manual_seed(0)
     plain = nn.Conv3d(3, 5, 3)
     last = copy.deepcopy(plain).to(memory_format=torch.channels_last_3d)
@@ -55,13 +54,13 @@ def test_the_memory_format_changes_nothing() -> None:
     torch.testing.assert_close(plain.weight, last.weight, atol=2e-3, rtol=0.02)
 
 
-def test_a_loaded_state_continues_exactly() -> None:
+def test_a_loaded_state_continues_exactly():
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
     second = copy.deepcopy(first)
     optimizers = [Muon(first.parameters(), lr=0.1), Muon(second.parameters(), lr=0.1)]
 
-    def step(network: nn.Module, optimizer: Muon) -> None:
+    def step(network, optimizer):
         optimizer.zero_grad()
         network(torch.linspace(0, 1, 200).reshape(2, 2, 10, 5)).square().mean().backward()
         optimizer.step()
@@ -75,7 +74,7 @@ def test_a_loaded_state_continues_exactly() -> None:
         assert torch.equal(a, b)
 
 
-def test_muon_trains_basis_convolutions() -> None:
+def test_muon_trains_basis_convolutions():
     network = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1))
     swap_convs(network, basis)
     torch.manual_seed(0)
@@ -94,7 +93,7 @@ def test_muon_trains_basis_convolutions() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"lr": -1}, {"momentum": 1.0}, {"betas": (0.9, 1.0)}, {"weight_decay": float("nan")}]
 )
-def test_values_out_of_range_are_errors(wrong: dict[str, float]) -> None:
+def test_values_out_of_range_are_errors(wrong):
     with pytest.raises(ValueError, match=r"(lr|momentum|betas\[1\]|weight_decay) must .*, got "):
         Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
 
@@ -106,12 +105,12 @@ def test_values_out_of_range_are_errors(wrong: dict[str, float]) -> None:
         ({"betas": [0.9]}, r"betas must be two numbers, got \[0\.9\]"),
     ],
 )
-def test_values_of_another_type_are_errors(wrong: dict[str, Any], words: str) -> None:
+def test_values_of_another_type_are_errors(wrong, words):
     with pytest.raises(ValueError, match=words):
         Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
 
 
-def test_a_run_with_muon_learns(tmp_path: Path) -> None:
+def test_a_run_with_muon_learns(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "dataset")
     summary = tiny.train(dataset, tmp_path / "run", "optimizer=muon", "trainer.max_steps=12")
     losses = tiny.losses(tmp_path / "run")
@@ -121,7 +120,7 @@ def test_a_run_with_muon_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fsdp_gives_the_losses_of_ddp(tmp_path: Path) -> None:
+def test_fsdp_gives_the_losses_of_ddp(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "dataset")
     losses = []
     for strategy in ("ddp", "fsdp"):
@@ -138,7 +137,7 @@ def test_fsdp_gives_the_losses_of_ddp(tmp_path: Path) -> None:
     assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], abs=2e-3)
 
 
-def test_parameter_groups_do_not_change_a_step() -> None:
+def test_parameter_groups_do_not_change_a_step():
     """Each group is split into kernels and vectors."""
     one, other = unet("instance"), unet("instance")
     plain = Muon(one.parameters(), lr=0.1)
@@ -157,7 +156,7 @@ def test_parameter_groups_do_not_change_a_step() -> None:
         assert torch.equal(a, b)
 
 
-def test_without_a_learning_rate_the_length_of_the_run_sets_it() -> None:
+def test_without_a_learning_rate_the_length_of_the_run_sets_it():
     """A square root beyond 600 steps, a quarter at the least; a rate that is set stays."""
     assert [length_factor(n) for n in (1, 600, 2400, 9600, math.inf)] == [1, 1, 0.5, 0.25, 0.25]
     kernel = nn.Parameter(torch.ones(2, 2, 3, 3))
@@ -187,9 +186,7 @@ class Launches(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("features", "ceiling"), [((32, 64, 128, 256), 190), ((32, 64, 128, 256, 320, 320), 230)]
 )
-def test_a_step_on_a_gpu_launches_few_kernels(
-    features: tuple[int, ...], ceiling: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_on_a_gpu_launches_few_kernels(features, ceiling, monkeypatch):
     """Of meta tensors, in the precision of a GPU. Kernels of one shape are multiplied at once."""
     monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: True)
     monkeypatch.setattr(muon, "_SMALLEST_BF16", 1)
@@ -201,7 +198,7 @@ def test_a_step_on_a_gpu_launches_few_kernels(
     assert counts[True] - counts[False] <= 20
 
 
-def launches_of_a_step(features: tuple[int, ...], has_guard: bool) -> int:
+def launches_of_a_step(features, has_guard):
     with torch.device("meta"):
         network = UNet(3, 1, 3, features, [2] * (len(features) - 1), norm="batch")
     parameters = list(network.parameters())
@@ -216,7 +213,7 @@ def launches_of_a_step(features: tuple[int, ...], has_guard: bool) -> int:
     return launches.count
 
 
-def test_either_chooses_between_lists_of_tensors_and_keeps_their_formats() -> None:
+def test_either_chooses_between_lists_of_tensors_and_keeps_their_formats():
     first = [torch.randn(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d), torch.randn(5, 2, 3, 3)]
     second = [torch.full_like(tensor, math.nan) for tensor in first]
     for condition, expected in ((True, first), (False, second)):

@@ -1,7 +1,5 @@
 """medconv/training/optim/muon.py: against its definition, matrix by matrix and in batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,14 +7,14 @@ from medconv.training.optim import muon
 from medconv.training.optim.muon import orthogonal
 
 
-def directions(matrix: torch.Tensor) -> torch.Tensor:
+def directions(matrix):
     """U V^T of the singular value decomposition: `orthogonal` approximates it."""
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     return u @ v
 
 
 @pytest.mark.parametrize("shape", [(8, 200), (200, 8), (64, 64), (1, 9), (3, 1)])
-def test_orthogonal_evens_out_singular_values_and_keeps_directions(shape: tuple[int, int]) -> None:
+def test_orthogonal_evens_out_singular_values_and_keeps_directions(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     (result,) = orthogonal([matrix])
     values = torch.linalg.svdvals(result.double())
@@ -27,7 +25,7 @@ def test_orthogonal_evens_out_singular_values_and_keeps_directions(shape: tuple[
     assert aligned > 0.6
 
 
-def by_definition(matrix: torch.Tensor) -> torch.Tensor:
+def by_definition(matrix):
     """The definition: five steps on the matrix itself."""
     x = matrix.double() / matrix.double().norm()
     for _ in range(5):
@@ -37,9 +35,7 @@ def by_definition(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-3), (True, 0.1)])
-def test_orthogonal_is_newton_schulz_of_each_matrix(
-    bf16: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orthogonal_is_newton_schulz_of_each_matrix(bf16, tolerance, monkeypatch):
     """Also of singular values over four decades, as momenta have them; the update's size is kept."""
     monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: bf16)
     generator = torch.Generator().manual_seed(0)
@@ -55,14 +51,14 @@ def test_orthogonal_is_newton_schulz_of_each_matrix(
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_orthogonal_ignores_the_scale() -> None:
+def test_orthogonal_ignores_the_scale():
     matrix = torch.randn(6, 40)
     torch.testing.assert_close(orthogonal([1e4 * matrix]), orthogonal([matrix]), atol=0.02, rtol=0.05)
     assert orthogonal([torch.zeros(3, 9)])[0].abs().max() == 0
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_batches_and_rows_of_zeros_change_rounding_alone(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_rows_of_zeros_change_rounding_alone(bf16, monkeypatch):
     """Two of one shape, a tall one, one with fewer rows, a square."""
     monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: bf16)
     monkeypatch.setattr(muon, "_SMALLEST_BF16", 1)

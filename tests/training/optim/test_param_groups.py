@@ -1,10 +1,5 @@
 """medconv/training/optim/build.py: each layer learns at its own rate, with any optimizer and schedule."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from helpers.networks import step, unet
@@ -16,7 +11,7 @@ from medconv.training.optim.build import with_lr_multipliers
 from medconv.training.optim.muon import Muon
 
 FACTORS = {"encoder": 0.1, "decoder": 0.5, "encoder.0": 7.0}
-OPTIMIZERS: dict[str, Callable[..., Any]] = {
+OPTIMIZERS = {
     "muon": lambda p: Muon(p, lr=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
     "fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
@@ -26,9 +21,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", [lr_schedulers.cosine, lr_schedulers.constant])
-def test_each_layer_learns_at_its_own_rate_through_a_schedule(
-    name: str, schedule: Callable[..., Any]
-) -> None:
+def test_each_layer_learns_at_its_own_rate_through_a_schedule(name, schedule):
     network = unet()
     freeze(network, ["up"])
     check_factors(FACTORS, network)
@@ -49,7 +42,7 @@ def test_each_layer_learns_at_its_own_rate_through_a_schedule(
     assert [g["lr"] for g in again.param_groups] == pytest.approx([g["lr"] for g in optimizer.param_groups])
 
 
-def started(network: nn.Module, name: str, schedule: Callable[..., Any]) -> tuple[Any, Any]:
+def started(network, name, schedule):
     make = with_lr_multipliers(OPTIMIZERS[name], network, FACTORS)
     optimizer = make(p for p in network.parameters() if p.requires_grad)
     scheduler = schedule(optimizer)
@@ -57,7 +50,7 @@ def started(network: nn.Module, name: str, schedule: Callable[..., Any]) -> tupl
     return optimizer, scheduler
 
 
-def test_parameters_outside_the_network_learn_at_the_full_rate() -> None:
+def test_parameters_outside_the_network_learn_at_the_full_rate():
     network, head = unet(), nn.Parameter(torch.zeros(2))
     optimizer = with_lr_multipliers(OPTIMIZERS["sgd"], network, {".": 0.5})([*network.parameters(), head])
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]

@@ -56,6 +56,7 @@ TARGETS = "TARGETS"
 #       `config.schema.open_keys` names
 #   "size": (config, planned, derive, budget) -> the `Plan` of the size whose steps fit into
 #       `trainer.max_time`; planned: (size, reason) -> `Plan`; derive: `Plan` -> `Derived`
+#   "steps": (config, `Plan`, `Derived`) -> how many of the plan's steps fit into `trainer.max_time`
 TUNERS = "TUNERS"
 
 # What a run tells of itself beside its scores: a tuple of modules with

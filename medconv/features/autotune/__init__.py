@@ -3,4 +3,5 @@
 TUNERS = {
     "settings": "medconv.features.autotune.tune:tune",
     "size": "medconv.features.autotune.plan_size:size_for_time",
+    "steps": "medconv.features.autotune.plan_size:steps_in_time",
 }

@@ -79,13 +79,20 @@ def size_for_time(
     step = measured_step(name)
     chosen = plans[name]
     assert step is not None and chosen is not None
-    num_steps = seconds / (step.seconds * config.trainer.accumulate_grad_batches)
-    growing = growing_patch_of(configs.resolve(config, derive(chosen)), step.divisor)
-    grows = ""
-    if growing is not None:
-        num_steps *= (1 / growing.costs(chosen.patch_size)).mean()
-        grows = ", as patches grow,"
+    num_steps, growing = _steps_in_time(config, chosen, derive(chosen), step)
+    grows = ", as patches grow," if growing else ""
     return planned(name, f"about {num_steps:.0f} steps{grows} fit into trainer.max_time{larger}")
+
+
+def steps_in_time(config: RunConfig, size_plan: Plan, derived: Derived) -> float:
+    """How many steps of a plan fit into `trainer.max_time`, by a measured one.
+
+    Raises: ConfigError: as `build_network`.
+    """
+    checkpointing = config.perf.activation_checkpointing or "none"
+    budget = Budget(precision=str(config.trainer.precision), activation_checkpointing=checkpointing)
+    step = _measured_step(config, size_plan, derived, budget)
+    return _steps_in_time(config, size_plan, derived, step)[0]
 
 
 def largest(
@@ -160,6 +167,16 @@ class Step(NamedTuple):
 
     seconds: float
     divisor: list[int] | None = None
+
+
+def _steps_in_time(config: RunConfig, size_plan: Plan, derived: Derived, step: Step) -> tuple[float, bool]:
+    """Also whether patches grow, which makes most steps cheaper."""
+    seconds = _TRAINING * (config.trainer.max_seconds or math.inf)
+    num_steps = seconds / (step.seconds * config.trainer.accumulate_grad_batches)
+    growing = growing_patch_of(configs.resolve(config, derived), step.divisor)
+    if growing is None:
+        return num_steps, False
+    return num_steps * float((1 / growing.costs(size_plan.patch_size)).mean()), True
 
 
 def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> Step:

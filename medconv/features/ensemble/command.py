@@ -9,6 +9,8 @@ from medconv.cli.parsers import Parser, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
+AUTO = "auto"  # of --members
+
 if TYPE_CHECKING:
     from medconv.config import RunConfig
 
@@ -18,15 +20,17 @@ def parser() -> Parser:
         "ensemble",
         "--members 3 data=msd data.root=/data/Task04 trainer.max_time=00:00:20:00 run.name=NAME",
         "Train several networks of one config, which predict as one: their mean.\n"
-        "Each member has the time and the steps of the config. The first is the run that\n"
-        "medconv train makes of the same arguments; the others, with other seeds, are in its\n"
-        "folder members/.\n"
+        "Each member has the time and the steps of the config; with --members auto all share\n"
+        "trainer.max_time. The first is the run that medconv train makes of the same arguments; the\n"
+        "others, with other seeds, are in its folder members/.\n"
         "If the command was stopped, the same one resumes it; with a larger number it adds members.\n"
         "With trainer.devices=N, N members train at once, each on a device of its own.",
         takes_overrides=True,
     )
     group = command.add_argument_group("members")
-    group.add_argument("--members", type=int, required=True, metavar="N", help="how many, at least 2")
+    group.add_argument(
+        "--members", required=True, metavar="N", help="how many, at least 2; auto: as many as the time is for"
+    )
     group.add_argument(
         "--folds", action="store_true", help="each validates another fold, and trains on the others"
     )
@@ -37,7 +41,7 @@ def parser() -> Parser:
 def run_command(options: argparse.Namespace) -> int:
     """Train all members, then compare them. Returns: the exit code, of the first member that failed."""
     from medconv.config import compose, validate
-    from medconv.features.ensemble import gains, members
+    from medconv.features.ensemble import gains, members, shares
     from medconv.training.run_dir import RunDir
 
     start_logging()
@@ -56,11 +60,18 @@ def run_command(options: argparse.Namespace) -> int:
     folder = RunDir.of(config, composed.choices)
     packages = [argument for name in options.package for argument in ("--package", name)]
     arguments = [*options.overrides, *packages]
-    ensemble = members.members_of(config, folder.path, arguments, options.members, options.folds)
+    devices = members.devices_of(config)
+    if options.members == AUTO:
+        rounds = shares.rounds(config, folder)
+        count = rounds * len(devices)
+        arguments.append(f"trainer.max_time={shares.share(config, rounds)}")
+    else:
+        count = int(options.members)
+    ensemble = members.members_of(config, folder.path, arguments, count, options.folds)
     if config.run.dry_run:
         print(members.plan(ensemble))
         return DONE
-    code = members.train(ensemble, members.devices_of(config))
+    code = members.train(ensemble, devices)
     if code == DONE:
         gains.write(ensemble, config, options.package)
         print(gains.table(folder))
@@ -71,14 +82,16 @@ def _check(options: argparse.Namespace, config: RunConfig) -> None:
     """Raises: ValueError: a number or a setting that an ensemble cannot have."""
     from medconv.utils import cluster
 
-    if options.members < 2:
-        raise ValueError(f"--members must be at least 2, got {options.members}; medconv train trains one")
+    number = options.members
+    if number != AUTO and not (number.isdecimal() and int(number) >= 2):
+        raise ValueError(f"--members must be auto or at least 2, got {number}; medconv train trains one")
+    if options.folds and number == AUTO:
+        raise ValueError("--members auto --folds: whose members validate other folds need a number")
     if options.folds and not str(config.data.fold).isdecimal():
         raise ValueError(f"--folds needs the number of a fold, got data.fold={config.data.fold}")
-    if options.folds and config.data.splits_file is None and options.members > config.data.num_folds:
+    if options.folds and config.data.splits_file is None and int(number) > config.data.num_folds:
         raise ValueError(
-            f"--members {options.members} --folds: there are {config.data.num_folds} folds; "
-            "data.num_folds sets more"
+            f"--members {number} --folds: there are {config.data.num_folds} folds; data.num_folds sets more"
         )
     launcher = cluster.launcher()
     if launcher is not None:

@@ -1,6 +1,7 @@
 """medconv/features/ensemble: several members by one command, resumed after a kill, that predict as one."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from helpers import tiny
 from helpers.processes import FORKED, Forked
 from helpers.stopped import stopped
 
-from medconv.features.ensemble import members
+from medconv.config import ConfigError
+from medconv.features.autotune import plan_size
+from medconv.features.autotune.plan_size import Timing
+from medconv.features.ensemble import members, shares
 from medconv.features.ensemble.members import Member, devices_of, members_of
 from medconv.inference.load import checkpoints_of
 from medconv.inference.predictor import Predictor
@@ -163,7 +167,9 @@ def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--members", "1"], "--members must be at least 2, got 1"),
+        (["--members", "1"], "--members must be auto or at least 2, got 1"),
+        (["--members", "auto", "--folds"], "members validate other folds need a number"),
+        (["--members", "auto"], "shares trainer.max_time among the members, but it is not set"),
         (["--members", "4", "--folds"], "there are 3 folds"),
         (
             ["--members", "2", "--folds", "data.fold=all"],
@@ -177,3 +183,32 @@ def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
 def test_what_an_ensemble_cannot_be_is_said(arguments, message, dataset, monkeypatch, capsys):
     assert tiny.call(monkeypatch, "ensemble", *tiny.overrides(dataset), *arguments) == USER
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(30, 1), (110, 1), (120, 2), (6000, 10)])
+def test_members_share_the_time_in_which_each_case_is_seen_often(
+    seconds: int, expected: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a step of 0.5 s, 102 whole patches in batches of 2 fit into a minute: 4 cases are seen 51 times."""
+    monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(0.5, 0.5))
+    time = f"trainer.max_time=00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    more = (time, "schedule.patch=whole", "data.patch_size=[16,18,12]", f"data.cache_dir={tmp_path}")
+    assert shares.rounds(tiny.checked(dataset, *more), RunDir(tmp_path / "run")) == expected
+
+
+def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(
+    trained: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    dataset, folder, _ = trained
+    begun = shutil.copytree(folder, tmp_path / "run")
+    config = tiny.checked(dataset, "trainer.max_time=00:01:00:00")
+    with pytest.raises(ConfigError, match=r"its run has no trainer.max_time; --members takes a number"):
+        shares.rounds(config, RunDir(begun))
+    path = begun / "config.yaml"
+    path.write_text(path.read_text().replace("max_time: null", "max_time: 00:00:20:00"))
+    assert shares.rounds(config, RunDir(begun)) == 3
+
+
+def test_a_share_of_the_time_is_written_as_the_key_has_it(dataset: Path) -> None:
+    config = tiny.checked(dataset, "trainer.max_time=02:01:00:00")
+    assert [shares.share(config, count) for count in (1, 4)] == ["02:01:00:00", "00:12:15:00"]

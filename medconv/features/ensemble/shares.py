@@ -1,0 +1,77 @@
+"""`--members auto`: how many members share `trainer.max_time`, by how often each would see every case."""
+
+import logging
+from dataclasses import replace
+from math import floor, prod
+
+from medconv import doors
+from medconv.config import ConfigError, RunConfig
+from medconv.config.values import duration_seconds
+from medconv.training.data_setup import PreparedData
+from medconv.training.run import prepare
+from medconv.training.run_dir import RunDir, read_config
+
+# From how often a network has seen each case on, more time hardly raises its score, or lowers it
+# (experiments/do-hours-pay.md)
+ENOUGH = 50
+_MOST = 10  # members: prediction takes as many times as long
+
+log = logging.getLogger(__name__)
+
+
+def rounds(config: RunConfig, folder: RunDir) -> int:
+    """How many members train one after another on each device in `trainer.max_time`; it is at least 1.
+
+    A run that began keeps what was chosen for it: its own time says how many of it fit.
+
+    Args:
+        config: of the command, before its time is shared.
+        folder: of the run.
+    Raises:
+        ConfigError: no time is set, or nothing measures what a step takes.
+    """
+    seconds = config.trainer.max_seconds
+    if seconds is None:
+        raise ConfigError("--members auto shares trainer.max_time among the members, but it is not set")
+    if folder.resume == "auto" and folder.resume_from() is not None:
+        own_time = read_config(folder.path / "config.yaml", folder.last)["trainer"]["max_time"]
+        if own_time is None:
+            raise ConfigError(f"{folder.path}: its run has no trainer.max_time; --members takes a number")
+        return max(1, round(seconds / duration_seconds(own_time, "trainer.max_time")))
+    steps_in_time = doors.mapping(doors.TUNERS).get("steps")
+    if steps_in_time is None:
+        raise ConfigError(
+            "--members auto needs medconv.features.autotune, which this installation lacks; "
+            "--members takes a number"
+        )
+    # The smallest size makes the most steps, and ends as high as larger ones where cases are few
+    small = replace(config, plan=replace(config.plan, size=config.plan.size or "small"))
+    small, prepared = prepare(small, RunDir(folder.path, "never"))
+    steps: float = doors.load(steps_in_time)(small, prepared.plan, prepared.derived)
+    seen = steps * prepared.plan.batch_size * small.trainer.accumulate_grad_batches / _draws(prepared)
+    count = min(_MOST, max(1, floor(seen / ENOUGH)))
+    log.info(
+        "--members auto: in trainer.max_time a network sees each case about %.0f times, and %d are enough: "
+        "%d member%s on each device",
+        seen,
+        ENOUGH,
+        count,
+        "" if count == 1 else "s",
+    )
+    return count
+
+
+def share(config: RunConfig, count: int) -> str:
+    """A member's share of `trainer.max_time`, as it is written there."""
+    seconds = config.trainer.max_seconds
+    assert seconds is not None
+    minutes, second = divmod(int(seconds / count), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours // 24:02}:{hours % 24:02}:{minute:02}:{second:02}"
+
+
+def _draws(prepared: PreparedData) -> float:
+    """How many patches show all training cases once."""
+    patch = prod(prepared.plan.patch_size)
+    shapes = (prepared.store.read(case.id).image.shape[1:] for case in prepared.train)
+    return sum(max(1.0, prod(shape) / patch) for shape in shapes)

@@ -54,7 +54,7 @@ def run_command(options: argparse.Namespace) -> int:
     from omegaconf import OmegaConf
 
     from medconv import config
-    from medconv.training.run import check_config, train
+    from medconv.training.run import checked_config, train
     from medconv.training.run_dir import RunDir
     from medconv.utils import cluster
 
@@ -67,13 +67,13 @@ def run_command(options: argparse.Namespace) -> int:
         return int(doors.load(commands[_SWEEP][1]).run_command(options))
     (composed,) = composer.configs()
     os.environ.update(composed.settings.job.env_set)  # variables that the user's own config sets
-    checked = config.validate(composed.values)
-    folder = RunDir.of(checked, composed.choices)
-    if checked.run.dry_run:
-        check_config(checked)
+    run_config = config.validate(composed.values)
+    folder = RunDir.of(run_config, composed.choices)
+    if run_config.run.dry_run:
+        checked_config(run_config)
         print(f"# {folder.path}\n{OmegaConf.to_yaml(composed.values)}", end="")
         return DONE
-    summary = train(checked, folder)
+    summary = train(run_config, folder)
     if cluster.is_first():
         print(result_table(summary, folder))
     return DONE

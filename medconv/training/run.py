@@ -92,9 +92,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if uses_gpu(config.trainer.accelerator) and may_grow(config) and not config.perf.cuda_graphs:
         expand_segments()  # before anything is measured on the GPU; graphs have memory of their own
-    check_conv(config.conv)
-    config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
-    check_config(config)
+    config = checked_config(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
     if config.init.pretrained is not None:
         config = weight_source(config.init.pretrained).settings(config)
@@ -102,12 +100,16 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     return config, prepare_data(config, recorded=folder.planned())
 
 
-def check_config(config: RunConfig) -> None:
-    """Checks before any data is read, which may take hours.
+def checked_config(config: RunConfig) -> RunConfig:
+    """The config, checked before any data is read, which may take hours; a dry run ends here.
+
+    A schedule that counts epochs has those of the run.
 
     Raises: ConfigError: two values contradict each other; or a class has no argument for a key, or needs
     one that is not set.
     """
+    check_conv(config.conv)
+    config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
     rate = config.optimizer.get("lr")
     if isinstance(rate, (int, float)) and rate > 1:
         log.warning("optimizer.lr=%g: most networks learn nothing above 0.1", rate)
@@ -148,6 +150,7 @@ def check_config(config: RunConfig) -> None:
         configs.check_arguments(config.augmentation, "augmentation", added=_AUGMENTATION_ARGUMENTS)
     except ConfigError as error:
         raise ConfigError(f"{error}; {_TRANSFORMS}") from error
+    return config
 
 
 @configs.arguments_as_keys("trainer")

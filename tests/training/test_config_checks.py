@@ -5,13 +5,15 @@ from helpers.configs import composed
 
 from medconv.config import ConfigError, validate
 from medconv.config.schema import list_options
-from medconv.training.run import check_config
+from medconv.training.run import checked_config
+
+COUNTS_EPOCHS = "scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingLR"  # has T_max
 
 
 def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog):
-    check_config(validate(composed("optimizer.lr=1")))
+    checked_config(validate(composed("optimizer.lr=1")))
     assert "optimizer.lr" not in caplog.text
-    check_config(validate(composed("optimizer.lr=1000")))
+    checked_config(validate(composed("optimizer.lr=1000")))
     assert "optimizer.lr=1000: most networks learn nothing above 0.1" in caplog.text
 
 
@@ -23,6 +25,8 @@ def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog):
         (["loss=dice_ce", "+loss.dice_weigth=2"], r"did you mean loss\.dice_weight"),
         (["+optimizer.momentum_=0.9"], r"did you mean optimizer\.momentum\?$"),
         (["scheduler._target_=torch.optim.lr_scheduler.StepLR"], r"^scheduler\.step_size is missing"),
+        ([COUNTS_EPOCHS, "trainer.max_steps=4"], r"^scheduler\.T_max is missing: .*trainer\.max_epochs"),
+        (["conv=none", "+conv.where=encoder"], r"^conv\.where=encoder: conv=none changes no layer"),
         (["sampler=foreground", "+sampler.share=1"], r"^there is no key sampler\.share"),
         (
             ["augmentation._target_=monai.transforms.Compose"],
@@ -36,13 +40,13 @@ def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog):
 )
 def test_a_wrong_argument_is_named(arguments, expected):
     with pytest.raises(ConfigError, match=expected):
-        check_config(validate(composed(*arguments)))
+        checked_config(validate(composed(*arguments)))
 
 
 @pytest.mark.parametrize("key", ["max_steps", "max_epochs", "limit_train_batches"])
 def test_a_run_of_no_step_is_refused(key):
     with pytest.raises(ConfigError, match=rf"^trainer\.{key}=0: the run would train no step"):
-        check_config(validate(composed(f"trainer.{key}=0")))
+        checked_config(validate(composed(f"trainer.{key}=0")))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +59,13 @@ def test_a_run_of_no_step_is_refused(key):
         ["model=segresnet"],  # with divisible_by, which the plan reads
         ["logger=mlflow", "early_stopping=patience"],
         ["scheduler=plateau", "sampler=balanced", "optimizer=sgd"],
+        ["data=csv", "data.root=x", COUNTS_EPOCHS, "trainer.max_epochs=3"],
     ],
 )
 def test_options_are_right(arguments):
-    check_config(validate(composed(*arguments)))
+    checked_config(validate(composed(*arguments)))
 
 
 @pytest.mark.parametrize("name", list_options("data"))
 def test_every_layout_takes_its_keys(name):
-    check_config(validate(composed(f"data={name}", "data.root=x")))
+    checked_config(validate(composed(f"data={name}", "data.root=x")))

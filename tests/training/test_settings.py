@@ -7,7 +7,7 @@ from helpers.picture_tables import checked
 
 from medconv.config import ConfigError
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.run import check_config, with_loss
+from medconv.training.run import checked_config, with_loss
 
 
 def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user():
@@ -21,4 +21,4 @@ def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user():
 def test_graphs_overwrite_gradients_that_accumulate():
     settings = checked(Path("labels.csv"), "perf.cuda_graphs=true", "trainer.accumulate_grad_batches=2")
     with pytest.raises(ConfigError, match="accumulate_grad_batches must be 1, got 2"):
-        check_config(settings)
+        checked_config(settings)

@@ -1,6 +1,7 @@
 """Training on several devices: DDP and FSDP2, what the ranks agree on, and jobs that Slurm starts."""
 
 import logging
+import math
 import os
 from datetime import timedelta
 from inspect import signature
@@ -215,6 +216,16 @@ def batch_size_per_process(config: RunConfig) -> int:
             f"but among {', '.join(map(str, divisors))}; a run that resumes keeps its global batch"
         )
     return global_batch_size // num_processes
+
+
+def batches_per_epoch(config: RunConfig) -> int:
+    """Global batches of an epoch, as Lightning counts them, of a config with its `data.samples_per_epoch`."""
+    samples = config.data.samples_per_epoch or 1
+    batches = math.ceil(samples / (batch_size_per_process(config) * processes(config.trainer)))
+    limit = config.trainer.limit_train_batches  # a whole number of batches, or a share of them
+    if limit is None:
+        return batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def has_parts(config: RunConfig) -> bool:

@@ -1,7 +1,6 @@
 """Builds the trainer of a run: callbacks, strategy, loggers, and the loop that resumes exactly."""
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import isclass
@@ -107,16 +106,15 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
         if isinstance(value, (dict, list)):
             settings[key] = _built(value, f"trainer.{key}")
     del settings["max_time"]  # `TimeBudget` ends a run on time
-    assert config.data.samples_per_epoch is not None and config.data.batch_size is not None  # resolved
-    samples_per_batch = config.data.batch_size * (trainer.devices if isinstance(trainer.devices, int) else 1)
-    batches = math.ceil(config.data.samples_per_epoch / samples_per_batch)
-    if trainer.accumulate_grad_batches > batches:
-        log.warning(
-            "trainer.accumulate_grad_batches=%d: an epoch has %d batches, and Lightning takes a step at its "
-            "end, so only these are accumulated; more data.samples_per_epoch makes longer epochs",
-            trainer.accumulate_grad_batches,
-            batches,
-        )
+    if trainer.accumulate_grad_batches > 1:
+        batches = distributed.batches_per_epoch(config)
+        if trainer.accumulate_grad_batches > batches:
+            log.warning(
+                "trainer.accumulate_grad_batches=%d: an epoch has %d batches, and Lightning takes a step at "
+                "its end, so only these are accumulated; more data.samples_per_epoch makes longer epochs",
+                trainer.accumulate_grad_batches,
+                batches,
+            )
     accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
     settings["strategy"] = distributed.strategy_of(trainer, config.perf, accumulates) or settings["strategy"]
     settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)

@@ -49,6 +49,17 @@ def test_run_has_100_epochs_if_nothing_else_ends_it(dataset, tmp_path, bounds, e
     assert trainer.max_epochs == epochs and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("accumulated", "says"), [(4, "an epoch has 2 batches"), (2, "")])
+def test_more_accumulated_batches_than_an_epoch_has_are_a_warning(
+    dataset, tmp_path, caplog, accumulated, says
+):
+    """A process computes its share of the global batch in parts of `data.batch_size`."""
+    sizes = ["data.samples_per_epoch=32", "data.global_batch_size=16"]
+    trainer_of(dataset, tmp_path / "run", *sizes, f"trainer.accumulate_grad_batches={accumulated}")
+    assert says in caplog.text
+    assert ("accumulate_grad_batches" in caplog.text) == bool(says)
+
+
 def test_steps_of_fine_tuning_are_never_few(dataset, tmp_path):
     """How many a size needs was measured from random weights."""
     file = tmp_path / "first.ckpt"

@@ -21,6 +21,7 @@ from medconv.features.autotune.search import Candidate, choices
 from medconv.features.autotune.trial import Choice, Work
 from medconv.models.deep_supervision import Supervised
 from medconv.training.build import build_task
+from medconv.training.distributed import batches_per_epoch
 from medconv.training.run_dir import RunDir, read_config
 from medconv.utils import hardware
 
@@ -78,10 +79,10 @@ def _time_candidates(config: RunConfig) -> list[Candidate]:
     uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
     work = _work(config, torch.device("cuda" if uses_gpu else "cpu"))
     set_by_user = {_name(key): _get(config, key) for key in (*TUNED, "perf.fast_depthwise")}
-    batches_per_epoch = (config.data.samples_per_epoch or 1) / (config.data.batch_size or 1)
+    batches = batches_per_epoch(config)
 
     def try_compile(step_seconds: float) -> bool:
-        run_seconds = _planned_seconds(config.trainer, batches_per_epoch, step_seconds)
+        run_seconds = _planned_seconds(config.trainer, batches, step_seconds)
         return set_by_user["compile"] is None and run_seconds >= _REPAYS_COMPILING
 
     return search.measure(
@@ -127,24 +128,16 @@ def _work(config: RunConfig, device: torch.device) -> Work:
     )
 
 
-def _planned_seconds(trainer: TrainerConfig, batches_per_epoch: float, step_seconds: float) -> float:
-    """How long the run will take if a batch takes `step_seconds`."""
+def _planned_seconds(trainer: TrainerConfig, batches: int, step_seconds: float) -> float:
+    """How long the run will take if a batch takes `step_seconds`. Args: batches: of an epoch."""
     limits = []
     if trainer.max_steps > 0:
         limits.append(step_seconds * trainer.max_steps * trainer.accumulate_grad_batches)
     if trainer.max_seconds is not None:
         limits.append(trainer.max_seconds)
     if trainer.max_epochs is not None and trainer.max_epochs != -1:
-        batches = _limited(batches_per_epoch, trainer.limit_train_batches)
         limits.append(step_seconds * trainer.max_epochs * batches)
     return min(limits, default=math.inf)
-
-
-def _limited(batches: float, limit: int | float | None) -> float:
-    """Lightning's `limit_train_batches`: a number of batches, or a share of them."""
-    if limit is None:
-        return batches
-    return min(batches, limit) if isinstance(limit, int) else batches * limit
 
 
 def _key(config: RunConfig) -> Node:

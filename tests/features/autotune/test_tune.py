@@ -103,16 +103,8 @@ def test_measuring_does_not_change_the_training(dataset, tmp_path):
     assert tiny.losses(tmp_path / "auto") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)],
-)
-def test_planned_seconds_follow_the_number_of_batches(limit, expected):
-    trainer = TrainerConfig(max_epochs=100, limit_train_batches=limit)
-    assert tune._planned_seconds(trainer, 500, 2.0) == expected
-
-
-def test_planned_seconds_of_steps_of_several_batches_and_without_a_limit_of_epochs():
+def test_planned_seconds_follow_what_ends_the_run():
+    assert tune._planned_seconds(TrainerConfig(max_epochs=100), 500, 2.0) == 100_000
     trainer = TrainerConfig(max_epochs=-1, max_steps=100, accumulate_grad_batches=8)
     assert tune._planned_seconds(trainer, 500, 2.0) == 1600
     timed = TrainerConfig(max_epochs=-1, max_time="00:00:01:00")

@@ -14,7 +14,7 @@ from helpers import ranks, tiny
 from helpers.waiting import PATIENCE_S, until
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
-from medconv.config import PerfConfig, TrainerConfig
+from medconv.config import DataConfig, PerfConfig, RunConfig, TrainerConfig
 from medconv.training import distributed
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.signals import StopRequest
@@ -47,6 +47,25 @@ def test_fsdp_shards_over_all_processes():
     fsdp = distributed.strategy_of(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
     assert isinstance(fsdp, ModelParallelStrategy)
     assert (fsdp._data_parallel_size, fsdp._tensor_parallel_size) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "batches"),
+    [
+        ({}, {}, 125),
+        ({}, {"devices": 4}, 32),
+        ({}, {"devices": [0, 1], "num_nodes": 2}, 32),
+        ({"global_batch_size": 16}, {"devices": 2}, 63),
+        ({}, {"limit_train_batches": 1.0}, 125),
+        ({}, {"limit_train_batches": 0.25}, 31),
+        ({}, {"limit_train_batches": 5}, 5),
+        ({}, {"limit_train_batches": 500}, 125),
+    ],
+)
+def test_an_epoch_has_its_samples_in_global_batches(data, settings, batches):
+    data = DataConfig(samples_per_epoch=1000, batch_size=8, **data)
+    config = RunConfig(data=data, trainer=trainer(**settings))
+    assert distributed.batches_per_epoch(config) == batches
 
 
 def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(dataset, tmp_path):

@@ -340,7 +340,9 @@ class PlanConfig:
         None, "device memory for a training step, in GB; null: measured", gt=0, lt=inf
     )
     max_batch_size: int | None = key(
-        None, "upper limit; null: 4, in 2D 12, since short runs need many steps", ge=1
+        None,
+        "upper limit; null: that of the size, 4 or 2, in 2D 12 or 8, since short runs need many steps",
+        ge=1,
     )
     max_stages: int | None = key(None, "upper limit; null: as many as the patch can be halved for", ge=1)
     strides: Any = key(

@@ -29,8 +29,8 @@ KINDS = {
 class Family:
     """What a family of targets has in the place of what the core does with label maps.
 
-    Each text names an object, "module:object"; "": the core's own. The core asks in one place for each:
-    `targets.family.own("forward")`.
+    Each text names an object, "module:object"; "": the core's own. The core asks where it would do its own
+    (`targets.family.own("forward")`): once for a function, and for a module once for each thing that it has.
 
     Args:
         examine: (case, image, dataset, report): completes the report, in the place of the label map.

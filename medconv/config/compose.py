@@ -92,7 +92,7 @@ def _escaped_pattern(value: str) -> str:
 # Texts that Hydra reads as they stand. Options of a group and class names need no quotes.
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 # Words that Hydra would read as another type.
-_NO_TEXT = ("null", "true", "false", "inf", "nan")
+_HYDRAS_WORDS = ("null", "true", "false", "inf", "nan")
 # Hydra allows no quotes around the key of a dictionary.
 _ESCAPED_IN_KEYS = re.compile(r"([\\()\[\]{}:=,\s])")
 
@@ -141,7 +141,7 @@ def _quoted(text: str) -> str:
     if text.startswith("~"):
         text = str(Path(text).expanduser())
     is_plain = _PLAIN.fullmatch(text) is not None
-    if is_plain and text.lower() not in _NO_TEXT:
+    if is_plain and text.lower() not in _HYDRAS_WORDS:
         return text
     return QuotedString(text, Quote.single).with_quotes()
 

@@ -39,7 +39,7 @@ from medconv.planning.report import table
 from medconv.targets import Targets
 from medconv.training.distributed import batch_size_per_process
 from medconv.training.identity import DataIdentity
-from medconv.training.plan_setup import NOTHING, derived_values, make_plan
+from medconv.training.plan_setup import NO_EARLIER_PLAN, derived_values, make_plan
 from medconv.utils import signals
 from medconv.utils.hardware import num_cores
 from medconv.utils.signals import StopRequest
@@ -149,13 +149,13 @@ def files_state(data: DataConfig) -> list[Any]:
 
 @configs.arguments_as_keys("data", "plan")
 def prepare_data(
-    config: RunConfig, verify: bool = False, recorded: Mapping[str, Any] = NOTHING
+    config: RunConfig, verify: bool = False, earlier_plan: Mapping[str, Any] = NO_EARLIER_PLAN
 ) -> PreparedData:
     """Find, check, plan and preprocess the dataset; finished work is reused.
 
     Args:
         verify: read every preprocessed case again and compare its checksums.
-        recorded: as in `make_plan`; without it this machine and the run's time count.
+        earlier_plan: as in `make_plan`; without it this machine and the run's time count.
     """
     data = config.data
     # What there is; a wrong split or pair of classes is told before any image is read
@@ -182,7 +182,7 @@ def prepare_data(
         per_case.check_annotated(split.train, dataset, pairs)
         log_annotated_and_weights(split.train, dataset)
     # All cases count for the plan and for the statistics of intensities: folds share the store
-    planned = make_plan(config, dataset, measured, recorded)
+    planned = make_plan(config, dataset, measured, earlier_plan)
     log.info("%s", table(planned.rows))
     for warning in far_values(dataset, measured, planned.normalisation):
         log.warning(warning)

@@ -21,19 +21,17 @@ from yaml import AliasEvent, SafeLoader, YAMLError, parse
 from medconv.config import ConfigError, Node, RunConfig
 from medconv.config.values import from_yaml, to_yaml
 from medconv.training import identity, summary
-from medconv.training.checkpoint import BEST, LAST, PREVIOUS
+from medconv.training.checkpoint import BEST, LAST, LOG_SIZES, PREVIOUS
 from medconv.training.identity import DataIdentity, config_differences
+from medconv.training.log_files import METRICS_CSV, TENSORBOARD, rewind_logs
 from medconv.utils import checkpoint_io, cluster
-from medconv.utils.atomic_io import DISK_ERRORS, replacing, write_text
+from medconv.utils.atomic_io import DISK_ERRORS, write_text
 from medconv.utils.logging import log_into
 
 log = logging.getLogger(__name__)
 # Choices of the plan that depend on the machine and on time, so a resumed run keeps them.
-_PLANNED = ("memory_gb", "size", "slice_axis")
+_KEPT_OF_PLAN = ("memory_gb", "size", "slice_axis")
 _MAX_BYTES = 16 * 2**20  # of a config; ours have some kilobytes, and a few megabytes with a key for each case
-_CSV = "metrics.csv"
-_TENSORBOARD = "tensorboard"
-_EVENTS = "events.out.tfevents.*"
 
 
 @dataclass
@@ -135,8 +133,8 @@ class RunDir:
                     "%s: nothing to resume, its run left no checkpoint; it starts from the beginning",
                     self.path,
                 )
-            (self.path / _CSV).unlink(missing_ok=True)
-            shutil.rmtree(self.path / _TENSORBOARD, ignore_errors=True)
+            (self.path / METRICS_CSV).unlink(missing_ok=True)
+            shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
         # Partial files, left by a killed process
         for partial in self.checkpoints.glob(".*.ckpt"):
             partial.unlink(missing_ok=True)
@@ -218,8 +216,8 @@ class RunDir:
         else:
             config = checkpoint_io.read(checkpoint)["medconv"]["config"]
         # Runs before there were sizes have no `size`
-        recorded = {"size": "full", **config["derived"]}
-        return {key: recorded[key] for key in _PLANNED if recorded.get(key) is not None}
+        derived = {"size": "full", **config["derived"]}
+        return {key: derived[key] for key in _KEPT_OF_PLAN if derived.get(key) is not None}
 
     def global_batch_size(self) -> int | None:
         """That of the run to resume, which keeps it with any number of processes; None: a new run."""
@@ -379,7 +377,7 @@ def is_inside(checkpoint: Path, folder: Path) -> bool:
 
 def _log_sizes(checkpoint: Path) -> dict[str, int]:
     """Raises: ValueError: the checkpoint is damaged."""
-    sizes: dict[str, int] = checkpoint_io.read(checkpoint).get("curves", {})
+    sizes: dict[str, int] = checkpoint_io.read(checkpoint).get(LOG_SIZES, {})
     return sizes
 
 
@@ -424,38 +422,3 @@ def config_text(path: Path) -> str:
     if any(isinstance(event, AliasEvent) for event in parse(text, Loader=SafeLoader)):
         raise ValueError("it has YAML aliases, which medconv does not write")
     return text
-
-
-def measure_logs(folder: Path) -> dict[str, int]:
-    """Current sizes: rows of `metrics.csv` with its header, and bytes of each TensorBoard file."""
-    table = folder / _CSV
-    sizes = {_CSV: table.read_bytes().count(b"\n") if table.is_file() else 0}
-    for path in _events(folder):
-        sizes[str(path.relative_to(folder))] = path.stat().st_size
-    return sizes
-
-
-def rewind_logs(folder: Path, measured: Mapping[str, int]) -> None:
-    """Cut the logs to the sizes from `measure`; files without a size are removed."""
-    table = folder / _CSV
-    if table.is_file():
-        rows = table.read_bytes().splitlines(keepends=True)
-        # To rows, not to bytes: a new column rewrites earlier rows
-        kept = rows[: measured.get(_CSV, 0)]
-        if not kept:
-            table.unlink()
-        elif len(kept) < len(rows):
-            with replacing(table) as partial:
-                partial.write_bytes(b"".join(kept))
-    for path in _events(folder):
-        size = measured.get(str(path.relative_to(folder)))
-        if size is None:
-            path.unlink()
-        elif size < path.stat().st_size:
-            with path.open("r+b") as file:
-                file.truncate(size)
-
-
-def _events(folder: Path) -> Iterator[Path]:
-    """TensorBoard files of this run."""
-    return (path for path in sorted((folder / _TENSORBOARD).rglob(_EVENTS)) if path.is_file())

@@ -1,6 +1,6 @@
-"""medconv/training/run_dir.py: metrics.csv and TensorBoard's files are cut back to a checkpoint."""
+"""medconv/training/log_files.py: metrics.csv and TensorBoard's files are cut back to a checkpoint."""
 
-from medconv.training import run_dir
+from medconv.training import log_files
 
 
 def test_logs_are_cut_back_to_their_measured_sizes(tmp_path):
@@ -12,16 +12,16 @@ def test_logs_are_cut_back_to_their_measured_sizes(tmp_path):
     other.parent.mkdir(parents=True)
     other.write_bytes(b"123")
     (tmp_path / "metrics.csv").write_text("step,loss\n0,1.0\n1,2.0\n")
-    measured = run_dir.measure_logs(tmp_path)
+    measured = log_files.measure_logs(tmp_path)
     events.write_bytes(b"12345678")
     other.write_bytes(b"123456")
     (events.parent / "events.out.tfevents.2").write_bytes(b"1")
     (events.parent / "hparams.yaml").touch()
     (tmp_path / "metrics.csv").write_text("step,loss,dice\n0,1.0,\n1,2.0,\n2,3.0,0.5\n3,0.")
-    run_dir.rewind_logs(tmp_path, measured)
+    log_files.rewind_logs(tmp_path, measured)
     assert events.read_bytes() == b"12345"
     assert (tmp_path / "metrics.csv").read_text() == "step,loss,dice\n0,1.0,\n1,2.0,\n"
     assert sorted(path.name for path in events.parent.iterdir()) == [events.name, "hparams.yaml"]
-    run_dir.rewind_logs(tmp_path, {})
+    log_files.rewind_logs(tmp_path, {})
     assert not events.exists() and not (tmp_path / "metrics.csv").exists()
     assert other.read_bytes() == b"123456"

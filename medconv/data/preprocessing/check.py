@@ -18,7 +18,7 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.images import UNORIENTED
-from medconv.data.preprocessing.examine import VERSION, CaseReport, examine, samples_per_case
+from medconv.data.preprocessing.examine import REPORT_VERSION, CaseReport, examine, samples_per_case
 from medconv.data.preprocessing.fingerprint import Fingerprint, measure
 from medconv.data.preprocessing.store import signature
 from medconv.data.preprocessing.value_bands import ADAPTING, advice, far_cases, row_text
@@ -261,7 +261,7 @@ class Examined:
         self._lock = Lock()
         self._can_write = True
         without_cases = replace(dataset, cases=(), errors={})
-        self._depends_on = [VERSION, samples_per_case(dataset), repr(without_cases)]
+        self._depends_on = [REPORT_VERSION, samples_per_case(dataset), repr(without_cases)]
         self._lines: dict[str, str] = {}  # by key; the last line of the file counts
         self._bytes_read = 0
         self._read_lines()

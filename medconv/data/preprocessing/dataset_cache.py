@@ -23,7 +23,7 @@ from medconv.data.case_files import image_of, label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.check import CheckResult, Examined, check, still_invalid
 from medconv.data.preprocessing.compressed import Compression
-from medconv.data.preprocessing.examine import VERSION, CaseReport
+from medconv.data.preprocessing.examine import REPORT_VERSION, CaseReport
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image, preprocess_label
@@ -38,7 +38,7 @@ from medconv.utils.locks import Claims
 from medconv.utils.logging import size_text
 from medconv.utils.progress import each
 
-_VERSION = 5  # part of every store's hash: raise it when preprocessing changes its output
+_STORE_VERSION = 5  # part of every store's hash: raise it when preprocessing changes its output
 # Bytes of a store whose checksums are compared at each start: 76 MB take 0.04 s, less than 1 % of a start
 _VERIFIED_AT_START = 256 * 2**20
 
@@ -219,7 +219,7 @@ def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
     ]
     settings = {**asdict(config), "intensities": intensities}
     names = [dataset.class_names] if config.frame is None else []  # whole images with values have no labels
-    return _hash([_VERSION, settings, *names, *_declared(dataset)])
+    return _hash([_STORE_VERSION, settings, *names, *_declared(dataset)])
 
 
 def _declared(dataset: Dataset) -> list[Any]:
@@ -258,7 +258,7 @@ def sources_of(dataset: Dataset) -> list[Any]:
         content.append([dataset.targets.plain(), values])
     if any(case.split for case in dataset.cases):
         content.append([case.split for case in dataset.cases])
-    sources: list[Any] = json.loads(json.dumps([VERSION, *content]))
+    sources: list[Any] = json.loads(json.dumps([REPORT_VERSION, *content]))
     return sources
 
 

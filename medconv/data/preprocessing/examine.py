@@ -24,7 +24,7 @@ from medconv.metrics.dice import value_counts
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text
 
-VERSION = 10  # raise it when a report measures more or otherwise
+REPORT_VERSION = 10  # raise it when a report measures more or otherwise
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 _MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
 _MIN_SAMPLES = 100

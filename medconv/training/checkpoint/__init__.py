@@ -1,6 +1,8 @@
 """Checkpoints written and resumed, bit for bit."""
 
-BEST = "best.ckpt"  # with the best value of the monitored metric
+# A second name of the last.ckpt after the validation whose running mean was the best, see `Ranking`
+BEST = "best.ckpt"
 LAST = "last.ckpt"  # a killed run resumes from it
 # The last but one, in case the last one is damaged
 PREVIOUS = "previous.ckpt"
+LOG_SIZES = "curves"  # key of a checkpoint: the sizes of the run's logs, as `log_files.measure_logs` has them

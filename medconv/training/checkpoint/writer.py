@@ -19,8 +19,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from medconv.targets.scores import DICE, MonitoredMetric
-from medconv.training import run_dir
-from medconv.training.checkpoint import BEST, LAST, PREVIOUS
+from medconv.training.checkpoint import BEST, LAST, LOG_SIZES, PREVIOUS
+from medconv.training.log_files import measure_logs
 from medconv.utils.atomic_io import flush_folder, replacing
 
 
@@ -76,13 +76,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         for future in pending:
             future.result()
 
-    def write_held(self, curves: dict[str, int]) -> None:
-        """Args: curves: sizes of the logs, as from `measure_logs`."""
+    def write_held(self, log_sizes: dict[str, int]) -> None:
+        """Args: log_sizes: as from `measure_logs`."""
         if self._held is None:
             return
         content, path, second_name = self._held
         self._held = None
-        _write({**content, "curves": curves}, path, second_name)
+        _write({**content, LOG_SIZES: log_sizes}, path, second_name)
 
     def teardown(self) -> None:
         """Not the place for `write_held`: not every strategy of Lightning calls it."""
@@ -114,7 +114,7 @@ class CheckpointWriter(Callback):
         self._is_best = False  # the next checkpoint
         self._saved_at = time.monotonic()
         self._saved_batches = -1
-        self._log_sizes: dict[str, int] = {}  # when the last validation began
+        self._sizes_before_validation: dict[str, int] = {}  # of the logs, at the last one
 
     def state_dict(self) -> dict[str, Any]:
         return self._ranking.state_dict()
@@ -135,12 +135,12 @@ class CheckpointWriter(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
-            self._log_sizes = self._measured(trainer)
+            self._sizes_before_validation = self._measured(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self.validated = True
+        self.validated = True  # the loop saves at the start of the next batch, or at the end of training
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
         score = float(trainer.callback_metrics.get(monitored.name, math.nan))
         if self._ranking.add(score, monitored):
@@ -164,7 +164,7 @@ class CheckpointWriter(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            self.io.write_held(self._curves(trainer))
+            self.io.write_held(self._log_sizes(trainer))
         trainer.strategy.barrier("checkpoint")  # all ranks may read it, to test the best one
 
     def on_save_checkpoint(
@@ -172,7 +172,7 @@ class CheckpointWriter(Callback):
     ) -> None:
         if not trainer.is_global_zero:
             return
-        checkpoint["curves"] = self._curves(trainer)
+        checkpoint[LOG_SIZES] = self._log_sizes(trainer)
 
     @property
     def due(self) -> bool:
@@ -202,17 +202,17 @@ class CheckpointWriter(Callback):
         self._saved_at = time.monotonic()
         self._saved_batches = _batches(trainer)
 
-    def _curves(self, trainer: Trainer) -> dict[str, int]:
+    def _log_sizes(self, trainer: Trainer) -> dict[str, int]:
         """Sizes of the logs, to which a run that resumes cuts them."""
         # An aborted validation will be repeated, so its log entries are cut off
         validation_aborted = getattr(trainer.fit_loop.epoch_loop, "owed", False)
-        return self._log_sizes if validation_aborted else self._measured(trainer)
+        return self._sizes_before_validation if validation_aborted else self._measured(trainer)
 
     def _measured(self, trainer: Trainer) -> dict[str, int]:
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
-        return run_dir.measure_logs(self.folder.parent)
+        return measure_logs(self.folder.parent)
 
 
 def _batches(trainer: Trainer) -> int:

@@ -37,7 +37,7 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path, mor
         _save(file, size=recorded)
         settings = checked(table, f"init.pretrained={file}", *more)
         assert prepare_data(settings).plan.size == expected
-        assert prepare_data(settings, recorded={"size": "tiny"}).plan.size == "tiny"
+        assert prepare_data(settings, earlier_plan={"size": "tiny"}).plan.size == "tiny"
     chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
     assert prepare_data(chosen).plan.size == "medium"
     _save(file, size="huge")

@@ -42,8 +42,8 @@ def main(run: Path, output: Path) -> None:
 
 def median_image(config: Any) -> tuple[np.ndarray, np.ndarray]:
     """Its voxels along each axis, and their edges in mm."""
-    dataset, workers = find_data(config.data)
-    measured, _ = cached_fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
+    dataset = find_data(config.data)
+    measured, _ = cached_fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset))
     spacing = target_spacing(measured)
     return np.array(median_shape(measured, spacing)), np.array(spacing)
 

@@ -116,6 +116,12 @@ def objects(door: str) -> Iterator[Any]:
             yield load(entry)
 
 
+def named(door: str, name: str) -> Any:
+    """What a feature brings by this name through a door whose constant is a dict, loaded; None: none does."""
+    entry = mapping(door).get(name)
+    return None if entry is None else load(entry)
+
+
 def load(entry: str) -> Any:
     """The object that "package.module:object" names."""
     module, _, name = entry.partition(":")

@@ -60,7 +60,8 @@ def _check(run_config: RunConfig) -> None:
     Raises:
         ValueError: some are invalid; lists all errors.
     """
-    dataset, workers = find_data(run_config.data)
+    dataset = find_data(run_config.data)
+    workers = run_config.data.prepare_workers
     folder = dataset_folder(Path(run_config.data.cache_dir), dataset)
     reports = examine_all(dataset, workers, examined(dataset, folder, workers))
     print(table(dataset, reports))

@@ -41,7 +41,6 @@ from medconv.training.distributed import batch_size_per_process
 from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NO_EARLIER_PLAN, derived_values, make_plan
 from medconv.utils import signals
-from medconv.utils.hardware import num_cores
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
@@ -95,14 +94,11 @@ class PreparedData:
 
 
 @configs.arguments_as_keys("data")
-def find_data(data: DataConfig) -> tuple[Dataset, int]:
-    """The dataset of a config's `data`, and the number of cases to preprocess at once."""
-    workers = data.prepare_workers
-    if workers is None:
-        workers = min(8, num_cores())
+def find_data(data: DataConfig) -> Dataset:
+    """The dataset of a config's `data`, with what further keys say of its cases."""
     if data.store == "blosc2":
         compressed.blosc2()  # before any file is read; an error where it is not installed
-    dataset = configs.build(data.layout, "data.layout")
+    dataset: Dataset = configs.build(data.layout, "data.layout")
     dataset = dataset.with_targets(
         regions=data.regions, regions_order=data.regions_order, ignore_label=data.ignore_label
     )
@@ -122,26 +118,24 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     if dataset.targets.ignore is not None:
         for value in (dataset.targets.ignore, *dataset.targets.also_ignored):
             check_ignored(value, (case.label for case in dataset.cases))
-    return dataset, workers
+    return dataset
 
 
 def _with_soft_labels(dataset: Dataset, data: DataConfig) -> Dataset:
     """Raises: ConfigError: no feature brings targets that are probabilities."""
-    soft_targets = doors.mapping(doors.TARGETS).get("soft")
+    soft_targets = doors.named(doors.TARGETS, "soft")
     if soft_targets is None:
         raise ConfigError(
             "data.raters and data.soft_labels are read by medconv.features.raters, which this installation "
             "lacks"
         )
-    soft: Dataset = doors.load(soft_targets).with_soft_labels(
-        dataset, data.raters, data.soft_labels, data.root
-    )
+    soft: Dataset = soft_targets.with_soft_labels(dataset, data.raters, data.soft_labels, data.root)
     return soft
 
 
 def files_state(data: DataConfig) -> list[Any]:
     """Changes if a file of the dataset, even its time alone, or the split changes; reads no image."""
-    dataset, _ = find_data(data)
+    dataset = find_data(data)
     split = split_cases(dataset, data)
     ids = [[case.id for case in cases] for cases in (split.train, split.val, split.test)]
     return [*sources_of(dataset), ids]
@@ -159,13 +153,15 @@ def prepare_data(
     """
     data = config.data
     # What there is; a wrong split or pair of classes is told before any image is read
-    dataset, workers = find_data(data)
+    dataset = find_data(data)
     split = split_cases(dataset, data)
     pairs = () if data.flip_label_pairs is None else _flip_label_pairs(dataset, data)
     # Every file is checked and measured, or was before and has not changed
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
-        measured, skipped = cached_fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
+        measured, skipped = cached_fingerprint(
+            dataset, home, data.prepare_workers, skip=data.on_invalid_case == "skip"
+        )
     # Only now it is known whether headers have lost the spacing, and which cases are invalid or twice there
     source_spacing_mm = data.source_spacing_mm or assumed_spacing(measured.shapes, measured.spacings_mm)
     if source_spacing_mm != data.source_spacing_mm:
@@ -188,7 +184,7 @@ def prepare_data(
         log.warning(warning)
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
-        store = fill_store(dataset, preprocessing, home, workers, verify, data.store == "blosc2")
+        store = fill_store(dataset, preprocessing, home, data.prepare_workers, verify, data.store == "blosc2")
     # What targets are scaled by comes from the training cases alone
     values = splits.values_of(split.train)
     targets = dataset.targets.fitted(values) if values.size else dataset.targets

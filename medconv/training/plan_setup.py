@@ -107,8 +107,8 @@ def make_plan(
     if config.trainer.max_time is None:
         size = "full" if on_gpu else "large"
         return planned(size, f"{budget.size_origin}; with trainer.max_time the plan may be another one")
-    measured_size = doors.mapping(doors.TUNERS).get("size")
-    if measured_size is None:
+    plan_by_time = doors.named(doors.TUNERS, "size")
+    if plan_by_time is None:
         size = "large" if on_gpu else "small"
         return planned(size, "not measured, as this installation lacks medconv.features.autotune")
     values = splits.values_of(dataset.cases)
@@ -117,7 +117,7 @@ def make_plan(
     def derive(size_plan: Plan) -> Derived:
         return derived_values(size_plan, dataset, dataset.cases, fitted_targets)
 
-    chosen: Plan = doors.load(measured_size)(config, planned, derive, budget)
+    chosen: Plan = plan_by_time(config, planned, derive, budget)
     return chosen
 
 

@@ -290,13 +290,13 @@ def _tuned(config: RunConfig, keys: Sequence[str], folder: RunDir) -> RunConfig:
     Raises:
         ConfigError: no feature measures them, or none of the values works.
     """
-    tune = doors.mapping(doors.TUNERS).get("settings")
+    tune = doors.named(doors.TUNERS, "settings")
     if tune is None:
         raise ConfigError(
             f"{', '.join(keys)}: null is measured by medconv.features.autotune, which this "
             "installation lacks; perf=fast sets values"
         )
-    tuned: RunConfig = doors.load(tune)(config, folder)
+    tuned: RunConfig = tune(config, folder)
     return tuned
 
 

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from threadpoolctl import threadpool_limits
 
+from medconv.utils.hardware import num_cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -66,18 +68,23 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
             progress.advance(progress.task_ids[0])
 
 
-def each(work: Callable[[Item], Result], items: Sequence[Item], workers: int, name: str) -> Iterator[Result]:
+def each(
+    work: Callable[[Item], Result], items: Sequence[Item], workers: int | None, name: str
+) -> Iterator[Result]:
     """`work(item)` for every item, in order, with at most `workers` threads; stops as soon as one fails.
 
     Threads, not processes: the slow parts of preparing a case (decompression, matrix products, NumPy on
     volumes, writing) release the GIL, and a process would first spend seconds on importing torch.
 
     Args:
+        workers: None: one per core, 8 or fewer.
         name: of the progress bar.
 
     Raises:
         Exception: any error of `work`; no further items are started then.
     """
+    if workers is None:
+        workers = min(8, num_cores())
     # One BLAS thread each: every worker does its own matrix products.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         # `map` cancels pending items once one has failed.

@@ -195,8 +195,8 @@ def _trainings(
 def _native_spacing(settings: Sequence[str], output: Path) -> tuple[float, ...]:
     """The grid of a set's images, mm."""
     config = medconv.compose([*settings, f"data.cache_dir={output / 'prepared-this'}"])
-    dataset, workers = find_data(config.data)
-    measured, _ = cached_fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
+    dataset = find_data(config.data)
+    measured, _ = cached_fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset))
     return target_spacing(measured)
 
 

@@ -17,8 +17,8 @@ def planned(folder, *words):
     """On a large GPU. Returns: also the number of classes."""
     setting = Setting("cuda", False, folder, folder / "shared", limit_s=60)
     settings = config.validate(tiny.composed(*setting.overrides("run", *words), *ON_GPU))
-    dataset, workers = find_data(settings.data)
-    measured, _ = cached_fingerprint(dataset, folder / "prepared", workers)
+    dataset = find_data(settings.data)
+    measured, _ = cached_fingerprint(dataset, folder / "prepared")
     return make_plan(settings, dataset, measured), dataset.targets.num_outputs
 
 

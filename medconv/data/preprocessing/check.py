@@ -49,7 +49,7 @@ class CheckResult(NamedTuple):
 
 def check(
     dataset: Dataset,
-    workers: int,
+    workers: int | None = None,
     skip: bool = False,
     examine_case: Callable[[Case], CaseReport] | None = None,
 ) -> CheckResult:
@@ -103,7 +103,7 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
 
 
 def examine_all(
-    dataset: Dataset, workers: int, examine_case: Callable[[Case], CaseReport] | None = None
+    dataset: Dataset, workers: int | None, examine_case: Callable[[Case], CaseReport] | None = None
 ) -> list[CaseReport]:
     """A report of every case, in the dataset's order.
 

@@ -57,7 +57,7 @@ def dataset_folder(cache: Path, dataset: Dataset) -> Path:
     return cache / f"{name}-{_hash(sorted(paths))}"
 
 
-def examined(dataset: Dataset, folder: Path, workers: int) -> Callable[[Case], CaseReport]:
+def examined(dataset: Dataset, folder: Path, workers: int | None) -> Callable[[Case], CaseReport]:
     """The reports of a dataset's cases, all read by now: of processes that call this, each reads its share.
 
     Args:
@@ -91,7 +91,7 @@ def examined(dataset: Dataset, folder: Path, workers: int) -> Callable[[Case], C
 
 
 def cached_fingerprint(
-    dataset: Dataset, folder: Path, workers: int, skip: bool = False
+    dataset: Dataset, folder: Path, workers: int | None = None, skip: bool = False
 ) -> tuple[Fingerprint, dict[str, str]]:
     """Check all files and measure the dataset, or read `fingerprint.json` if no file has changed since.
 
@@ -125,7 +125,7 @@ def fill_store(
     dataset: Dataset,
     config: PreprocessingConfig,
     folder: Path,
-    workers: int,
+    workers: int | None = None,
     verify: bool = False,
     compresses: bool = False,
 ) -> Store:

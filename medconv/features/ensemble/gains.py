@@ -101,7 +101,7 @@ def _score_of_mean(members: Sequence[Member], config: RunConfig, trusted: Sequen
     checkpoints: list[Path | str] = [member.folder.trained for member in members]
     predictor = Predictor.load(checkpoints, device, trusted)
     validated = members[0].folder.summary()["val/cases"]
-    dataset, _ = find_data(config.data)
+    dataset = find_data(config.data)
     cases = [case for case in dataset.cases if case.id in validated]
     with signals.raising():
         rows = {

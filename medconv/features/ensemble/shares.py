@@ -38,7 +38,7 @@ def rounds(config: RunConfig, folder: RunDir) -> int:
         if own_time is None:
             raise ConfigError(f"{folder.path}: its run has no trainer.max_time; --members takes a number")
         return max(1, round(seconds / duration_seconds(own_time, "trainer.max_time")))
-    steps_in_time = doors.mapping(doors.TUNERS).get("steps")
+    steps_in_time = doors.named(doors.TUNERS, "steps")
     if steps_in_time is None:
         raise ConfigError(
             "--members auto needs medconv.features.autotune, which this installation lacks; "
@@ -47,7 +47,7 @@ def rounds(config: RunConfig, folder: RunDir) -> int:
     # The smallest size makes the most steps, and ends as high as larger ones where cases are few
     small = replace(config, plan=replace(config.plan, size=config.plan.size or "small"))
     small, prepared = prepare(small, RunDir(folder.path, "never"))
-    steps: float = doors.load(steps_in_time)(small, prepared.plan, prepared.derived)
+    steps: float = steps_in_time(small, prepared.plan, prepared.derived)
     seen = steps * prepared.plan.batch_size * small.trainer.accumulate_grad_batches / _draws(prepared)
     count = min(_MOST, max(1, floor(seen / ENOUGH)))
     log.info(

@@ -66,7 +66,7 @@ def run(
     space = search_space(overrides, optuna)
     composed = first_config(space, compose, optuna)
     folder = home(composed.values, typed)
-    monitored = find_data(data_of(composed.values))[0].targets.monitored
+    monitored = find_data(data_of(composed.values)).targets.monitored
     if composed.values.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))

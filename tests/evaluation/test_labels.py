@@ -1,7 +1,6 @@
 """medconv/evaluation/labels.py: classes and tolerances from untrusted files, and from options."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from medconv.evaluation import labels as evaluation_labels
 from medconv.evaluation.labels import (
     agreed_targets,
-    check_declared,
     check_tolerances,
     numbered,
     targets_of,
@@ -150,15 +148,6 @@ def test_two_folders_must_have_the_same_classes(tmp_path):
 
 def test_classes_without_names_are_numbered():
     assert numbered([0, 10, 2]) == numbered(["10", "2"]) == LabelMapTargets(("2", "10"), ((2,), (10,)))
-
-
-def test_undeclared_label_values_are_refused():
-    path, label = Path("a.nii.gz"), np.array([[0, 1], [3, 4]], np.int16)
-    check_declared(path, label, REGIONS, ignore=4)
-    with pytest.raises(ValueError, match=r"^a\.nii\.gz: label value 4 is not declared, expected 0 to 3$"):
-        check_declared(path, label, REGIONS)
-    with pytest.raises(ValueError, match="label value 9"):
-        check_declared(path, label + 5, REGIONS, ignore=4)
 
 
 def test_a_tolerance_is_for_all_classes_or_for_one():

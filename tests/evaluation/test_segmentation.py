@@ -24,25 +24,6 @@ def dices(result):
     return {name: values["dice"] for name, values in result["per_class"].items()}
 
 
-def test_a_perfect_prediction_has_the_best_scores(tmp_path):
-    labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
-    result = evaluate(*folders(tmp_path, labels, labels))
-    best = {
-        "dice": 1.0,
-        "nsd": 1.0,
-        "hd95_mm": 0.0,
-        "asd_mm": 0.0,
-        "volume_error": 0.0,
-        "volume_error_ml": 0.0,
-    }
-    assert {metric: result["mean"][metric] for metric in best} == best
-    for name in "12":
-        assert {metric: result["per_class"][name][metric] for metric in best} == best
-    assert [(row["case"], row["dice"]) for row in result["cases"]] == [
-        (case, {"1": 1.0, "2": 1.0}) for case in "ab"
-    ]
-
-
 def test_mean_is_over_cases_then_over_classes(tmp_path):
     """Class 2 is only in case a; class 1 is found in full in a, not at all in b."""
     predicted = {"a": label_of(4, 5), "b": label_of()}

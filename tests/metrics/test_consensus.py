@@ -34,12 +34,6 @@ def test_the_label_of_most_raters_wins_and_the_background_of_two():
     )
 
 
-def test_one_rater_is_the_consensus():
-    (label_map,) = raters(0, count=1)
-    for method in consensus.CONSENSUS.values():
-        np.testing.assert_array_equal(method([label_map]), label_map)
-
-
 @pytest.mark.parametrize("num_classes", [2, 4])
 def test_staple_equals_that_of_simpleitk(num_classes):
     sitk = pytest.importorskip("SimpleITK")

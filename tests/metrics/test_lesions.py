@@ -58,35 +58,8 @@ def test_matches_equal_the_slow_implementation(shape, iou):
     assert contested > 1
 
 
-def test_one_lesion_matches_one_lesion():
-    """Two predictions lie in one reference lesion: the better one matches, and the other one is false."""
-    a, b = np.zeros((2, 12, 3), bool)
-    a[0:3], a[4:10], b[0:10] = True, True, True
-    assert match(a, b, 0.1) == Lesions(2, 1, (0.6,))
-    assert match(a, b, 0.6).overlaps == (0.6,)  # the threshold itself is enough
-    assert match(a, b, 0.61) == Lesions(2, 1, ())
-    assert match(b, a, 0.1) == Lesions(1, 2, (0.6,))
-
-
-def test_the_largest_sum_of_overlaps_wins():
-    """The larger prediction overlaps both references; one alone would take the better one from the other."""
-    a, b = np.zeros((2, 40), bool)
-    a[0:10], a[11:21] = True, True
-    b[0:4], b[5:19] = True, True  # b's second one meets both of a: 5/19 and 8/16
-    assert match(a, b, 0.2).overlaps == (0.4, 8 / 16)
-    a[:], b[:] = False, False
-    a[3:23], a[0:2], b[0:20], b[21:24] = True, True, True, True
-    assert match(a, b, 0.05).overlaps == (17 / 23,)  # not two matches of 2/20 and 2/21
-
-
 def test_scores_are_counted_over_lesions():
     """F1 is 2 x matches over both counts; panoptic quality weighs matches by their overlap."""
     lesions = Lesions(3, 2, (0.5, 0.9))
     assert lesions.f1 == pytest.approx(4 / 5)
     assert lesions.panoptic_quality == pytest.approx(2 * 1.4 / 5)
-
-
-def test_corners_connect():
-    a = np.zeros((4, 4, 4), bool)
-    a[0, 0, 0], a[1, 1, 1], a[3, 3, 3] = True, True, True
-    assert match(a, a, 0.5) == Lesions(2, 2, (1.0, 1.0))

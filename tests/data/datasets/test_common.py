@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from helpers.volumes import CLASSES, edit_json, write_msd, write_nnunet
+from helpers.volumes import edit_json, write_msd
 
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.dataset_json import auto, msd, nnunet, targets_of
@@ -58,11 +58,6 @@ def test_repeated_case_ids_are_named(tmp_path):
     root = edit_json(write_msd(tmp_path, 1), training=entries)
     with pytest.raises(ValueError, match=r"dataset\.json: case ids that occur more than once: x, z$"):
         msd(root)
-
-
-def test_class_names_are_read_from_both_layouts(tmp_path):
-    targets = targets_of(write_msd(tmp_path / "a", 1))
-    assert targets == targets_of(write_nnunet(tmp_path / "b", 1)) and targets.names == CLASSES[1:]
 
 
 def test_huge_json_is_refused_unread(tmp_path):

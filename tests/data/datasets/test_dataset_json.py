@@ -24,11 +24,6 @@ from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.check import check
 
 
-def test_auto_reads_both_layouts(tmp_path):
-    assert auto(write_msd(tmp_path / "msd")) == msd(tmp_path / "msd")
-    assert auto(write_nnunet(tmp_path / "nnunet")) == nnunet(tmp_path / "nnunet")
-
-
 def test_paths_may_be_those_of_windows(tmp_path):
     expected = msd(write_msd(tmp_path))
 

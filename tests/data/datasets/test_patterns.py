@@ -60,11 +60,6 @@ def test_messages_name_the_argument(tmp_path):
         files_of(tmp_path, "labels")
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path):
-    with pytest.raises(ValueError, match=rf"no file matches, as there is no folder {tmp_path}/scanz$"):
-        files_of(tmp_path / "scanz/*_t1.nii.gz", "images")
-
-
 def test_home_is_the_folder_before_the_first_wildcard():
     homes = {"a/b{id}/c_*": "a", "a/{id}_x.png": "a", "{id}.png": ".", "a/b": "a/b"}
     assert {pattern: str(home(pattern)) for pattern in homes} == homes

@@ -12,7 +12,7 @@ import pytest
 from helpers.waiting import PATIENCE_S
 
 from medconv.data.datasets import phantom as phantom_module
-from medconv.data.datasets.phantom import LABELS, draw_anatomy, draw_grid, draw_image, phantom, write_phantom
+from medconv.data.datasets.phantom import LABELS, phantom, write_phantom
 
 _NUM_CASES = {2: 16, 3: 10}
 
@@ -220,13 +220,6 @@ def test_existing_dataset_is_kept(tmp_path, caplog):
     assert {f: f.stat().st_mtime_ns for f in root.rglob("*")} == before
 
 
-def test_empty_folder_is_filled_without_leftovers(tmp_path):
-    (tmp_path / "data").mkdir()
-    write_phantom(tmp_path / "data", spatial_dims=2, num_cases=1)
-    assert [f.name for f in tmp_path.iterdir()] == ["data"]
-    assert (tmp_path / "data" / "dataset.json").exists()
-
-
 def _fail_after(calls, real):
     def write(root, name, *rest):
         if name >= f"phantom_{calls:03d}":
@@ -291,17 +284,3 @@ def test_arguments_out_of_range_are_errors(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         write_phantom(tmp_path / "data", **arguments)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_every_tissue_lies_on_the_grid_and_the_image_shows_it(spatial_dims):
-    rng = np.random.default_rng(0)
-    points_mm, affine = draw_grid(rng, spatial_dims)
-    tissue = draw_anatomy(rng, points_mm)
-    image = draw_image(rng, tissue, points_mm)
-    assert points_mm.shape == (spatial_dims, *tissue.shape) and image.shape == tissue.shape
-    steps_mm = [np.diff(points_mm[axis], axis=axis) for axis in range(spatial_dims)]
-    for axis, step_mm in enumerate(steps_mm):
-        np.testing.assert_allclose(step_mm, affine[axis, axis])
-    assert set(range(1, len(LABELS) - 1)) <= set(np.unique(tissue))  # the lesion may be absent
-    assert image[tissue == 0].mean() < image[tissue == LABELS.index("large_organ")].mean()

@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import os
-from collections import Counter
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,19 +20,18 @@ from torch.utils.data import default_collate
 
 from benchmarks.workers import measured
 from medconv.data.augmentation.augment import Augment
-from medconv.data.case import Case, Dataset
+from medconv.data.case import Case
 from medconv.data.loading.datamodule import LoaderSettings
 from medconv.data.loading.patch import PackedReading, PatchShape, collate_packed
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.samplers import ForegroundSampler
 from medconv.data.preprocessing.dataset_cache import fill_store
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.store import Entry
 from medconv.utils.errors import ArgumentError
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
 PATCH = (6, 5, 4)
 SLACK_MB = 12.0  # by which two workers that do the same may differ
-PreparedData = tuple[Dataset, Store]
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +69,6 @@ def pretend_trainer(device="cpu", rank=0, world_size=1, training=True, precision
         training=training,
         precision=precision,
     )
-
-
-def test_cases_are_drawn_by_their_weights(prepared):
-    first, second, *_ = prepared[0].cases
-    data = module(prepared, train=[replace(first, weight=3.0), second])
-    data.trainer = pretend_trainer()
-    drawn = Counter(data.train_dataloader().dataset.dataset.case_of(n) for n in range(40))
-    assert 26 < drawn[first.id] < 35 and drawn[first.id] + drawn[second.id] == 40
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,14 +1,12 @@
 """medconv/data/loading/patch_dataset.py: samples by number, positions of patches, shares of ranks and epochs."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers.loading import cases_of, patch_dataset, training_cases
-from helpers.volumes import CLASSES, image_array, label_array, preprocessing_config, save, tiny
-from monai.data import DataLoader
+from helpers.volumes import CLASSES, image_array, label_array, preprocessing_config, tiny
 
 from medconv.data.augmentation.augment import centre
 from medconv.data.case import Grid
@@ -22,7 +20,7 @@ from medconv.data.loading.patch_dataset import (
     crop,
     without_dropped,
 )
-from medconv.data.loading.samplers import BalancedPatchSampler, ForegroundSampler
+from medconv.data.loading.samplers import ForegroundSampler
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
@@ -106,29 +104,6 @@ def test_sample_depends_on_seed_and_number_alone(prepared):
     assert not all(same({**forwards[0], "sample": 0}, {**a, "sample": 0}) for a in forwards)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_workers_do_not_change_the_samples(prepared, workers):
-    dataset, order = patches(prepared), SampleOrder(6, 2)
-    loader = DataLoader(dataset, batch_size=2, sampler=order, num_workers=workers)
-    batches = []
-    for epoch in range(2):
-        order.set_epoch(epoch)
-        batches += list(loader)
-    assert torch.cat([batch["sample"] for batch in batches]).tolist() == list(range(12))
-    images = torch.cat([batch["image"] for batch in batches])
-    torch.testing.assert_close(images, torch.stack([dataset[n]["image"] for n in range(12)]), rtol=0, atol=0)
-
-
-def test_each_turn_holds_each_case_once(prepared):
-    dataset = patches(prepared)
-    turns = [[dataset.case_of(n) for n in range(5 * turn, 5 * turn + 5)] for turn in range(20)]
-    assert all(sorted(turn) == [f"case_{i}" for i in range(5)] for turn in turns)
-    assert len({tuple(turn) for turn in turns}) > 10
-    assert turns != [
-        [patches(prepared, seed=1).case_of(n) for n in range(5 * t, 5 * t + 5)] for t in range(20)
-    ]
-
-
 def synthetic(store, label, tmp_path):
     """One case whose image is its label, written to the store directly."""
     case = tiny(tmp_path / "source", 1).cases[0]
@@ -139,21 +114,6 @@ def synthetic(store, label, tmp_path):
     crop_info = CropInfo(Grid.of(label.shape, np.eye(4)), label.shape, tuple((0, n) for n in label.shape))
     store.write(case, Entry(label[None].astype(np.float32), label, foreground, crop_info))
     return patch_dataset(store, [case.id], (4,) * label.ndim, foreground_share=1.0)
-
-
-@pytest.mark.parametrize("axes", [2, 3])
-def test_oversampling_of_1_always_includes_foreground(tmp_path, axes):
-    """Also in corners, where a patch cannot be centred; a large and a tiny class are about equally frequent."""
-    label = np.zeros((20,) * axes, np.uint8)
-    label[(0,) * axes] = label[(19,) * axes] = 2
-    label[5:15, 5:15] = 1
-    dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
-    classes = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
-    assert all(values & {1, 2} for values in classes)
-    assert 60 < sum(2 in values for values in classes) < 140
-    dataset.sampler.foreground_share = 0.0
-    classes = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
-    assert any(values == {0} for values in classes) and sum(2 in values for values in classes) < 20
 
 
 def test_oversampling_is_the_share_of_centred_patches(tmp_path):
@@ -168,15 +128,6 @@ def test_oversampling_is_the_share_of_centred_patches(tmp_path):
     assert [dataset[n]["label"][0, 2, 2].item() for n in range(5)] == [1] * 5  # centred: patch 4, voxel 2
 
 
-def test_every_start_is_drawn_about_equally_often(prepared, tmp_path):
-    label = np.broadcast_to(np.arange(1, 8, dtype=np.uint8)[:, None], (7, 4)).copy()
-    dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
-    dataset.sampler.foreground_share = 0.0
-    starts = Counter(int(dataset[n]["label"][0, 0, 0]) - 1 for n in range(400))
-    assert sorted(starts) == [0, 1, 2, 3]
-    assert min(starts.values()) > 60
-
-
 def test_small_images_are_padded_on_both_sides(prepared):
     """(12, 14, 10) into (16, 14, 13): two voxels on each side of the first axis, two and one of the last."""
     dataset = patches(prepared, share=1.0, patch=(16, 14, 13))
@@ -186,21 +137,6 @@ def test_small_images_are_padded_on_both_sides(prepared):
         np.testing.assert_array_equal(sample["label"][0, 2:14, :, 2:12], label_array(case))
         assert sample["image"].count_nonzero() == 12 * 14 * 10
         assert sample["label"].count_nonzero() == np.count_nonzero(label_array(case))
-
-
-def test_padding_along_one_axis_leaves_the_others_random(prepared):
-    dataset = patches(prepared, share=1.0, patch=(16, 5, 4))
-    classes = [set(dataset[n]["label"].unique().tolist()) for n in range(40)]
-    assert all(values - {0} for values in classes)
-    assert len({dataset[n]["image"].sum().item() for n in range(40)}) > 20
-
-
-def test_case_without_foreground_gives_random_places(tmp_path):
-    dataset = tiny(tmp_path / "data", 1)
-    save(dataset.cases[0].files[-1], np.zeros((12, 14, 10), np.uint8))
-    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    samples = patch_dataset(store, ["case_0"], PATCH, foreground_share=1.0)
-    assert len({samples[n]["image"].sum().item() for n in range(10)}) > 5
 
 
 def test_epoch_may_start_at_any_batch():
@@ -229,16 +165,6 @@ def test_ranks_share_each_global_batch(batch_size, world_size, per_epoch):
         for batch in range(numbers.shape[1]):
             first = epoch * samples + batch * step
             assert numbers[:, batch].ravel().tolist() == list(range(first, first + step))
-
-
-def test_two_ranks_with_batch_2_see_what_one_with_batch_4_sees():
-    one, two = SampleOrder(8, 4), [SampleOrder(8, 2, rank, 2) for rank in (0, 1)]
-    for epoch in (0, 1, 5):
-        for order in (one, *two):
-            order.set_epoch(epoch)
-        alone = np.array(list(one)).reshape(-1, 4)
-        together = np.concatenate([np.array(list(order)).reshape(-1, 2) for order in two], axis=1)
-        np.testing.assert_array_equal(alone, together)
 
 
 def test_validation_items_are_whole_cases(prepared):
@@ -300,35 +226,6 @@ def test_a_case_that_lacks_labels_is_centred_on_annotated_classes_alone(tmp_path
     dataset.annotated = {"case_0": Annotated((3,), (True, False, False))}
     dataset.sampler = annotating((3,))
     assert any(int(dataset[n]["label"].max()) == 0 for n in range(20))  # nothing to be centred on
-
-
-def test_classes_are_drawn_equally_often_before_their_cases(prepared):
-    """Class 2 is drawn from one case of five; the others come in their turns for the rest."""
-    dataset, store = prepared
-    ids = [case.id for case in dataset.cases]
-    cases = training_cases(cases_of(ids, [1, 1, 1, 1, 4]), (1, 1, 1), class_indices=[[0, 1, 2, 3, 4], [3]])
-    sampler = BalancedPatchSampler(cases, 0.5)
-    samples = patch_dataset(store, ids, (1, 1, 1), sampler=sampler)
-    values = [int(samples[n]["label"]) for n in range(600)]
-    drawn = [sampler.draw(0, n) for n in range(600)]
-    assert all(value == wanted for value, (_, wanted) in zip(values, drawn, strict=True) if wanted)
-    counts = Counter(wanted for _, wanted in drawn)
-    assert 120 < counts[1] < 180 and 120 < counts[2] < 180 and 260 < counts[None] < 340
-    assert {place for place, wanted in drawn if wanted == 2} == {3}
-    of_first = Counter(place for place, wanted in drawn if wanted == 1)
-    assert 0.35 < of_first[4] / counts[1] < 0.65  # a weight of 4 in 8
-
-
-def test_a_case_is_drawn_as_often_as_its_weight_says(prepared):
-    dataset, store = prepared
-    ids = [case.id for case in dataset.cases]
-    cases = training_cases(cases_of(ids, [1, 1, 1, 2.5, 4.5]), PATCH)
-    samples = patch_dataset(store, ids, PATCH, sampler=ForegroundSampler(cases, 0.5))
-    rounds = [Counter(samples.case_of(5 * turn + n) for n in range(5)) for turn in range(200)]
-    total = sum(rounds, Counter())
-    for case, weight in zip(ids, (1, 1, 1, 2.5, 4.5), strict=True):
-        assert total[case] / 1000 == pytest.approx(weight / 10, abs=0.03)
-        assert all(abs(one[case] - weight / 2) <= 1 for one in rounds)
 
 
 def test_outputs_follow_from_annotated_label_values(tmp_path):

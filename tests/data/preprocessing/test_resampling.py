@@ -50,8 +50,8 @@ def test_a_resampled_label_is_the_class_with_the_largest_weight_in_scipy(before,
     """Classes share most voxels of noise, and few voxels of regions."""
     rng = np.random.default_rng(1)
     regions = (ndimage.gaussian_filter(rng.normal(0, 1, before), 2) * 20).clip(0, classes - 1)
-    for label in (rng.integers(0, classes, before), regions):
-        weights = np.stack([scipy_zoom(label.astype(int) == value, after, 1) for value in range(classes)])
+    for label in (rng.integers(0, classes, before), regions, 3 * regions, np.zeros(before)):
+        weights = np.stack([scipy_zoom(label.astype(int) == value, after, 1) for value in range(3 * classes)])
         resampled = zoom_label(label.astype(np.int16), after)
         assert resampled.dtype == np.int16
         np.testing.assert_array_equal(resampled, weights.argmax(0))
@@ -60,13 +60,6 @@ def test_a_resampled_label_is_the_class_with_the_largest_weight_in_scipy(before,
 def test_the_lower_of_two_equal_classes_wins():
     assert zoom_label(np.array([[0, 0, 1, 1, 2, 2, 0, 2]], np.int16), (1, 4)).tolist() == [[0, 1, 2, 0]]
     assert zoom_label(np.array([[2, 1, 1, 0, 0, 2]], np.int16), (1, 3)).tolist() == [[1, 0, 0]]
-
-
-def test_empty_and_thin_labels_are_resampled():
-    assert not zoom_label(np.zeros((8, 8, 8), np.int16), (5, 5, 5)).any()
-    thin = np.zeros((60, 4, 4), np.int16)
-    thin[1] = 1
-    np.testing.assert_array_equal(zoom_label(thin, (4, 4, 4)), scipy_zoom(thin, (4, 4, 4), 1) > 0.5)
 
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
@@ -117,14 +110,3 @@ def test_values_stay_within_the_range_of_their_slice(axis):
         expected = np.moveaxis(resized[nearest(len(slices), shape[axis])], 0, axis)
     np.testing.assert_allclose(zoom_within_range(volume, shape, axis), expected, atol=1e-6)
     assert zoom(volume, shape).max() > volume.max()
-
-
-@pytest.mark.parametrize("shape", [(24, 24, 12), (7, 9, 5), (30, 5, 6)])
-def test_between_distant_label_values_no_other_value_appears(shape):
-    """Linear interpolation of the values 1 and 9 would give 3, as in nnU-Net #909."""
-    label = np.zeros((12, 12, 6), np.int16)
-    label[:6, :6], label[6:, :6], label[:6, 6:] = 1, 3, 9
-    resampled = zoom_label(label, shape)
-    assert set(np.unique(resampled)) == {0, 1, 3, 9}
-    quarter = tuple(slice(0, size // 2) for size in shape[:2])
-    assert (resampled[quarter] == 1).all()

@@ -7,6 +7,7 @@ import shutil
 import threading
 from dataclasses import replace
 from mmap import mmap
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,7 +80,8 @@ def test_reading_a_damaged_entry_names_its_case(tmp_path, damage, name):
     store = fill_store(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     DAMAGES[damage](store.folder / f"case_0.{name}")
     with pytest.raises(
-        ValueError, match=rf"^case case_0: its prepared files in {store.folder} cannot be read \("
+        ValueError,
+        match=rf"^case case_0: its prepared files in {store.folder} cannot be read \(.*\); run again to rebuild",
     ):
         store.read("case_0")
 
@@ -175,9 +177,7 @@ def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path, which):
 
 
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy", "json"])
-@pytest.mark.parametrize(
-    "damage", [truncate, change_a_byte, lambda path: path.unlink()], ids=["cut", "changed", "gone"]
-)
+@pytest.mark.parametrize("damage", [truncate, change_a_byte, Path.unlink])
 def test_a_damaged_entry_is_prepared_again(tmp_path, name, damage):
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = fill_store(dataset, preprocessing_config(), cache, 2)
@@ -265,15 +265,6 @@ def test_entries_of_another_config_are_not_used(tmp_path):
     assert not one.has(dataset.cases[0])
     fill_store(dataset, preprocessing_config(), cache, 1)
     assert_complete(one, dataset)
-
-
-def test_reading_a_damaged_entry_says_what_to_do(tmp_path):
-    store = fill_store(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
-    truncate(store.folder / "case_0.image.npy")
-    with pytest.raises(
-        ValueError, match=r"^case case_0: .* cannot be read \(.*\); run again to rebuild the damaged"
-    ):
-        store.read("case_0")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """scripts/benchmarks/convs.py and conv_*.py: our convolutions beside those of torch, and their predicted costs."""
 
-import argparse
-
 import numpy as np
 import pytest
 from helpers.benchmarks_harness import ROW_KEYS, benchmark
@@ -36,29 +34,6 @@ def test_our_convolutions_are_timed_beside_those_of_torch(monkeypatch, tmp_path,
     calls = {row["variant"]: row["convolution_calls"] for row in rows if row["benchmark"] == "backward"}
     assert calls["nn.Conv"] == calls["one call (ours)"] == 1 and calls["torch.nn.grad, two calls"] == 2
     assert "| nn.Conv |" in capsys.readouterr().out
-
-
-def test_layers_are_chosen_by_name(monkeypatch, tmp_path):
-    monkeypatch.setattr(convs, "STAGES", {2: [(8, (8, 8))]})
-    words = ["convs", "--pairs", "1", "--parts", "stages", "--layers"]
-    rows = benchmark(monkeypatch, tmp_path, *words, "smooth, throughout")
-    assert {row["variant"] for row in rows} == {"nn.Conv", "smooth, throughout"}
-    with pytest.raises(ValueError, match="--layers must be of nn.Conv, transform, .*; got magic"):
-        convs.stages(convs_options(layers=["magic"]))
-
-
-def convs_options(**more):
-    parser = argparse.ArgumentParser()
-    convs.add_arguments(parser)
-    return argparse.Namespace(**{**vars(parser.parse_args([])), **more})
-
-
-def test_predicted_ratios_are_reported_beside_measured_ones(monkeypatch, tmp_path):
-    rows = benchmark(monkeypatch, tmp_path, "convs", "--pairs", "1", "--parts", "small")
-    thin = [row for row in rows if row["variant"] == "chain of thin layers"]
-    assert len(thin) == 4
-    assert thin[0]["by_operations"] == pytest.approx((64 * 14 + 14 * 15 * 9 + 15 * 64) / (64 * 64 * 9))
-    assert all(row["by_operations"] < row["predicted"] for row in thin)  # launches and bytes count, too
 
 
 def test_naive_code_computes_the_same_as_torch():

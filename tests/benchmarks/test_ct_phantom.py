@@ -3,7 +3,6 @@
 import numpy as np
 
 from benchmarks import ct_phantom
-from medconv.data.datasets.dataset_json import msd
 
 SHAPE = (160, 160, 96)
 
@@ -18,12 +17,3 @@ def test_a_ct_has_a_large_a_thin_and_a_small_structure():
     across = np.pi / 4 * ct_phantom.VESSEL_MM**2 / (0.8 * 0.8)  # voxels of the tube in a slice
     per_slice = (label == 2).sum((0, 1))
     assert abs(np.median(per_slice) - across) < 0.2 * across
-
-
-def test_a_made_folder_is_a_dataset(tmp_path):
-    root = ct_phantom.made(tmp_path, (32, 32, 24), count=2)
-    dataset = msd(root)
-    assert len(dataset.cases) == 2 and dataset.class_names == ct_phantom.CLASSES
-    written = (root / "labelsTr/ct_000.nii.gz").stat().st_mtime_ns
-    ct_phantom.made(tmp_path, (32, 32, 24), count=2)
-    assert (root / "labelsTr/ct_000.nii.gz").stat().st_mtime_ns == written

@@ -33,11 +33,3 @@ def test_a_decathlon_dataset_is_linked_not_copied(tmp_path):
     (root / "dataset.json").write_text(json.dumps({**meta, "modality": {"0": "T1", "1": "T2"}}))
     with pytest.raises(ValueError, match="one channel is needed, got .'T1', 'T2'."):
         datasets.linked(tmp_path / "other", 1, root, 3)
-
-
-def test_an_nnunet_dataset_is_linked_as_well(tmp_path):
-    root = datasets.generated(tmp_path / "generated", "Organ", 5, (8, 8, 8), 3, (1, 1, 1), "MR")
-    raw = datasets.linked(tmp_path / "scratch", 1, root, 2)
-    linked = sorted((raw / "imagesTr").iterdir())
-    assert [path.name for path in linked] == ["case000_0000.nii.gz", "case001_0000.nii.gz"]
-    assert linked[0].resolve() == (root / "imagesTr/case000_0000.nii.gz").resolve()

@@ -31,15 +31,3 @@ def test_the_dice_axis_is_logarithmic_in_its_distance_from_one(tmp_path):
         return re.search(r"stroke: (#\w+)", line.attrib["style"])[1]
 
     assert colour(first) == colour(third) != colour(second)
-
-
-def test_the_same_curves_give_the_same_chart(tmp_path):
-    curves = [dice_curves.Curve("a", ((0.0, 1.0),), 1.0)]  # at the ends of both axes
-    for name in ("p.svg", "q.svg"):
-        dice_curves.draw(curves, tmp_path / name, "title")
-    assert (tmp_path / "p.svg").read_bytes() == (tmp_path / "q.svg").read_bytes()
-
-
-def test_a_chart_without_curves_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no curve to draw yet"):
-        dice_curves.draw([], tmp_path / "q.svg", "nothing")

@@ -40,12 +40,6 @@ def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
     assert rows[0]["difference"] == 0 and rows[1]["million_weights"] < rows[0]["million_weights"]
 
 
-@pytest.mark.parametrize("cases", ["9", "0", "few"])
-def test_more_cases_than_the_training_set_has_are_refused(cases, tmp_path):
-    with pytest.raises(ValueError, match=f"--cases must be `all` or numbers from 1 to 8, got {cases}"):
-        learning._write_splits(tiny.write_dataset(tmp_path / "data", cases=10), cases, 1, tmp_path, None)
-
-
 def test_cases_of_a_patient_stay_together(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
     learning._write_splits(dataset, "all", 2, tmp_path, r"case_(?=[02468]$)|\w+")

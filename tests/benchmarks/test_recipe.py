@@ -1,24 +1,21 @@
 """scripts/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, their curves and results."""
 
 import argparse
-import json
 import os
 import re
 import sys
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import nibabel as nib
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.benchmarks_harness import ManualClock, benchmark
+from helpers.benchmarks_harness import benchmark
 
 from benchmark import main
-from benchmarks import dice_curves, recipe
+from benchmarks import recipe
 from medconv.data.datasets.dataset_json import auto
 from medconv.data.splits import split_fold
-from medconv.training.callbacks.time_budget import TimeBudget
 
 SMALL = [o for o in tiny.SMALL if not o.startswith(("trainer.max_steps", "data.num_folds"))]
 
@@ -136,50 +133,6 @@ def test_impossible_options_are_refused(monkeypatch, tmp_path, capsys):
         ("--contestants", "nnunet"): "contestant nnunet needs --nnunet-python",
     }.items():
         assert re.search(expected, refused(monkeypatch, capsys, *options, *more))
-
-
-def test_the_split_equals_that_of_nnunet(tmp_path):
-    """Expected: `generate_crossval_split` of nnU-Net 2.8.1 for ten sorted ids, seed 12345, five folds."""
-    root = tiny.write_dataset(tmp_path / "data", cases=10)
-    train, val = split_fold(auto(root).cases, 0, 5)
-    assert [case.id for case in val] == ["case_0", "case_7"] and len(train) == 8
-
-
-def test_excluded_time_does_not_count_against_the_budget():
-    clock = ManualClock()
-    budget = TimeBudget(10.0, clock=clock)
-    loops = SimpleNamespace(epoch_loop=None)
-    trainer = SimpleNamespace(
-        global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[], fit_loop=loops
-    )
-    budget.on_train_start(trainer, None)
-    clock.wait(3.0)
-    budget.exclude(1.0)
-    assert budget.state_dict()["spent"] == pytest.approx(2.0)
-
-
-def test_snapshots_are_denser_early():
-    seconds = recipe.times(1200, 10)
-    assert len(seconds) == 9 and seconds[0] == pytest.approx(40) and seconds[-1] < 1200
-    steps = np.diff(seconds)
-    assert (np.diff(steps) > 0).all()
-    assert recipe.times(60, 1) == []
-
-
-def test_rows_of_earlier_calls_are_drawn_too(tmp_path):
-    row = {
-        "variant": "a",
-        "curve": [{"seconds": 10, "dice": 0.5}, {"seconds": 20, "dice": None}],
-        "dice": 0.8,
-        "more": 1,
-    }
-    (tmp_path / "rows.json").write_text(json.dumps([row]))
-    (tmp_path / "others.json").write_text(json.dumps([{"variant": "nn.Conv", "ratio": 1}]))
-    (earlier,) = recipe._earlier([tmp_path / "rows.json"])
-    assert recipe._curve(earlier) == dice_curves.Curve("a", ((10, 0.5), (20, 0.0)), 0.8)
-    for name in ("others.json", "none.json"):
-        with pytest.raises(ValueError, match=f"--beside .*{name}: no rows of this benchmark"):
-            recipe._earlier([tmp_path / name])
 
 
 def test_cases_of_a_patient_are_on_the_same_side_of_the_split(tmp_path):

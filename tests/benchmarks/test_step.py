@@ -1,11 +1,7 @@
 """scripts/benchmarks/step.py at tiny sizes: presets, switches and peers in one run."""
 
-import sys
-
 import pytest
 from helpers.benchmarks_harness import benchmark, peers_are_forked
-
-from benchmark import main
 
 
 def test_presets_and_the_peer_are_timed_beside_the_reference(monkeypatch, tmp_path, capsys):
@@ -30,11 +26,3 @@ def test_presets_and_the_peer_are_timed_beside_the_reference(monkeypatch, tmp_pa
     )
     assert rows["perf=autotune"]["choice"]
     assert "| perf=reference |" in capsys.readouterr().out
-
-
-def test_nnunet_needs_its_own_python(monkeypatch, capsys):
-    tiny_sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "1"]
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "step", *tiny_sizes, "--peers", "nnunet"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 1 and "--peers nnunet needs --nnunet-python" in capsys.readouterr().err

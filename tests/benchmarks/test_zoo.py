@@ -1,13 +1,10 @@
 """scripts/benchmarks/zoo.py: real trainings of defaults, of plans by hand and of another checkout; its table."""
 
-import argparse
-
-import numpy as np
 import pytest
 from helpers import tiny
 from helpers.benchmarks_harness import benchmark, processes_are_forked
 
-from benchmarks import pictures, radiographs, zoo, zoo_sets
+from benchmarks import zoo, zoo_sets
 
 QUICK = [
     *("plan.channels=[4,8]", "data.patch_size=[16,16]", "data.batch_size=2", "data.num_workers=0"),
@@ -58,50 +55,12 @@ def test_the_frames_of_a_patient_stay_together():
         assert not patients["train"] & patients["val"] and len(fold["train"]) + len(fold["val"]) == 24
 
 
-def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no checkout of medconv, there is no train.py"):
-        zoo.run(argparse.Namespace(against=tmp_path))
-
-
-def test_pictures_are_the_same_for_the_same_seed():
-    (picture, mask), (again, _) = pictures.drawn(3), pictures.drawn(3)
-    assert picture.shape == (584, 565, 3) and picture.dtype == mask.dtype == np.uint8
-    assert np.array_equal(picture, again) and set(np.unique(mask)) == {0, 255}
-    assert 0.03 < (mask > 0).mean() < 0.3
-    green = picture[..., 1].astype(float)
-    assert green[mask > 0].mean() < green[(mask == 0) & (picture.sum(-1) > 60)].mean() - 5  # darker vessels
-
-
-def test_every_second_radiograph_has_a_nodule(tmp_path):
-    folder = radiographs.made(tmp_path, count=2)
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png")) == [
-        "healthy/000.png",
-        "nodule/001.png",
-    ]
-    picture = radiographs.drawn(1)
-    assert picture.shape == (1024, 1024) and picture.dtype == np.uint8
-    assert np.array_equal(picture, radiographs.drawn(1))
-
-
 def test_keys_are_called_as_in_the_checkout(tmp_path):
     (tmp_path / "conf/data").mkdir(parents=True)
     (tmp_path / "conf/data/base.yaml").write_text("root: null\ncache: data/prepared\n")
     settings = ["data=msd", "data.root=x", "data.cache_dir=y", "data.splits_file=z"]
     assert zoo._as_called_there(tiny.ROOT, settings) == settings
     assert zoo._as_called_there(tmp_path, settings)[2:] == ["data.cache=y", "data.splits=z"]
-
-
-def test_few_training_cases_leave_the_validation_as_it_is():
-    names = [f"la_{n:03}" for n in range(80)]
-    (few,) = zoo_sets.few_cases(names, 8)
-    (all_cases,) = zoo_sets.few_cases(names, 64)
-    assert len(few["train"]) == 8 and set(few["train"]) <= set(all_cases["train"])
-    assert few["val"] == all_cases["val"] and len(few["val"]) == 16
-
-
-def test_the_score_of_a_classifier_is_its_auc():
-    assert zoo.score_of({"val/dice": 0.9, "val/dice_per_class": {}}) == "val/dice"
-    assert zoo.score_of({"val/dice": None, "val/auc": 0.8}) == "val/auc"
 
 
 @pytest.mark.slow
@@ -115,17 +74,3 @@ def test_plans_by_hand_stand_beside_the_default(monkeypatch, tmp_path):
         *(f"{f:g} x spacing, {w}" for f in zoo.COARSER for w in zoo.WIDTHS),
     ]
     assert len({row["spacing_mm"] for row in rows[1:]}) == len(zoo.COARSER)
-
-
-def test_a_set_that_is_not_there_is_named(tmp_path):
-    options = argparse.Namespace(sets=["la2018"], root=tmp_path)
-    with pytest.raises(ValueError, match=r"no LA2018 there; --root names the folder"):
-        zoo._chosen(options)
-    options = argparse.Namespace(sets=None, root=tmp_path)
-    assert [data.name for data in zoo._chosen(options)] == [
-        "phantom",
-        "phantom2d",
-        "pictures",
-        "ct",
-        "radiographs",
-    ]

@@ -23,12 +23,6 @@ def test_results_of_other_parts_stay_and_missing_leaves_answers_out(monkeypatch,
     assert "1 parts in" in printed and "muon " in printed and "augmentation" not in printed
 
 
-def test_no_part_begins_when_the_minutes_are_over(monkeypatch, tmp_path, capsys):
-    file = tmp_path / "results.json"
-    gpu_parts.run(monkeypatch, "--part", "muon", "--minutes", "0.1", "--json", str(file))
-    assert "muon: not begun, 0.1 minutes are over" in capsys.readouterr().out and not file.exists()
-
-
 def test_a_group_that_cannot_be_imported_costs_no_other(monkeypatch, capsys):
     real = claims.of_group
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpu_checks.failures import described, failure, sizes
+from gpu_checks.failures import failure
 
 
 def test_the_tensors_are_those_of_the_first_error():
@@ -19,14 +19,3 @@ def test_the_tensors_are_those_of_the_first_error():
     text = failure(caught.value)
     assert "RuntimeError" in text and "ValueError: bad settings" in text
     assert text.endswith("in product: image: 2x3 float32 cpu; weight: 5 float32 cpu")
-
-
-def test_a_training_has_sizes_as_soon_as_it_has_a_configuration(tmp_path):
-    assert sizes(tmp_path) == ""
-    (tmp_path / "config.yaml").write_text("data: {patch_size: [8, 8, 8], batch_size: 2}\n")
-    assert sizes(tmp_path).startswith("data.patch_size=[8, 8, 8]; data.batch_size=2; data.spacing_mm=None")
-
-
-@pytest.mark.parametrize("tensor", [torch.tensor(1.0), torch.zeros(2, 3)])
-def test_tensors_are_described(tensor):
-    assert described(tensor) in ("scalar float32 cpu", "2x3 float32 cpu")

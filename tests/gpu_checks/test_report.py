@@ -40,14 +40,6 @@ def test_a_line_has_what_was_expected_measured_and_possible():
     assert "fast" in second
 
 
-def test_a_figure_that_is_not_there_and_an_error_are_shown():
-    result = {"verdict": "missed", "figures": {"about": "fast"}}
-    assert "nothing" in report.rows(CLAIM, result, "", tiny=False)[1]
-    failed = {"verdict": "failed", "error": "ValueError: bad", "log": "the last line"}
-    text = "\n".join(report.rows(CLAIM, failed, "", tiny=False))
-    assert "failed" in text and "    ValueError: bad" in text and "    the last line" in text
-
-
 def test_the_page_shows_the_last_result_of_a_claim(tmp_path):
     for name, begun, value in (("a", "2027-01-02T00:00", 1.0), ("b", "2027-01-01T00:00", 3.0)):
         part = {"verdict": "holds", "begun": begun, "figures": {"seconds": value}}

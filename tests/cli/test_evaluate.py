@@ -10,8 +10,6 @@ from helpers import tiny
 from helpers.image_level_tables import write_tables
 from helpers.label_maps import folders, label_of, save_spaced, with_names
 
-from medconv.cli import evaluate
-
 
 def run_main(monkeypatch, predictions, references, output, *options):
     monkeypatch.setattr("medconv.cli.evaluate.start_logging", lambda: None)
@@ -188,8 +186,3 @@ def test_the_command_evaluates_tables(tmp_path, monkeypatch, capsys):
     assert "--split is for classification and regression, whose" in capsys.readouterr().err
     assert call("--predictions", tmp_path) == 1
     assert "--references is needed" in capsys.readouterr().err
-
-
-def test_split_selects_a_part_of_the_table():
-    arguments = "--predictions p --output o --split val"
-    assert evaluate.parser().parse_args(arguments.split()).split == "val"

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from helpers.exports import refusal
 from helpers.members import call
 
 from medconv.cli.predict import parser
@@ -44,12 +43,6 @@ def test_bad_options_are_one_error_and_write_nothing(exported, tmp_path, monkeyp
 def test_a_missing_input_is_named_before_anything_is_read(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, Path("nowhere.ckpt"), tmp_path / "gone", "--output", tmp_path / "out") == 1
     assert capsys.readouterr().err == f"error: --input {tmp_path}/gone: no such file or folder\n"
-
-
-def test_missing_networks_are_refused(exported, tmp_path, monkeypatch, capsys):
-    arguments = ("predict", "--input", exported.images, "--output", tmp_path / "out", "--device", "cpu")
-    error = refusal(monkeypatch, capsys, *arguments)
-    assert "--checkpoint" in error
 
 
 def test_other_results_are_refused_by_the_names_of_the_flags(exported, tmp_path, monkeypatch, capsys):

@@ -26,12 +26,8 @@ from medconv.utils.logging import message
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"data": {"bach_size": 2}}, "there is no key data.bach_size; did you mean data.batch_size or"),
         ({"modl": {}}, "there is no key modl; did you mean model?"),
-        ({"task": "regression"}, "task=regression: task is a group; set one of its keys"),
         ({"loss": None}, "loss=null: loss is a group"),
-        ({"trainer": {"callbacks": []}}, "trainer.callbacks cannot be set: add callbacks by"),
-        ({"trainer": {"max_stepz": 1}}, "there is no key trainer.max_stepz; did you mean trainer.max_steps"),
         ({"trainer": {"gradient_clip": 1}}, "did you mean trainer.gradient_clip_"),
         ({"derived": {"size_of": 1}}, "there is no key derived.size_of"),
         (
@@ -87,21 +83,6 @@ def test_arguments_of_the_own_class_are_suggested(arguments, expected, tmp_path,
         compose.compose(["model._target_=widths.Net", *arguments])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (
-            ["model=customconv,resenc"],
-            "model=customconv,resenc: several values; for a sweep over them add -m",
-        ),
-        (["model", "=", "resenc"], "cannot read model: write KEY=VALUE, without spaces around ="),
-    ],
-)
-def test_a_line_that_is_no_single_run_is_explained(arguments, expected):
-    with pytest.raises(ConfigError, match=re.escape(expected)):
-        compose.compose(arguments)
-
-
 def test_names_of_typed_groups_and_any_name_of_a_class_are_known():
     check_names(
         {
@@ -127,7 +108,7 @@ def test_every_launcher_that_conf_has_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("override", "expected"),
+    ("line", "expected"),
     [
         ("data.bach_size=2", "there is no key data.bach_size; did you mean data.batch_size"),
         ("trainer.max_step=3", "did you mean trainer.max_steps"),
@@ -163,19 +144,7 @@ def test_every_launcher_that_conf_has_is_taken():
         ),
         ("hydra.sweep.subdir=x", "Hydra's folders are not used"),
         ("scheduler.power=2", "power"),
-    ],
-)
-def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override, expected):
-    with pytest.raises(Exception) as error:
-        compose.compose([override])
-    assert expected in message(error.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
         ("+trainer.foo=1", "there is no key trainer.foo; --cfg job prints all keys"),
-        ("+trainer.max_stepz=1", "there is no key trainer.max_stepz; did you mean trainer.max_steps"),
         ("++data.bach_size=1", "there is no key data.bach_size; did you mean data.batch_size"),
         ("+mykey=1", "there is no key mykey; --cfg job prints all keys"),
         ("+scheduled=1", "there is no key scheduled; did you mean schedule or scheduler?"),
@@ -190,11 +159,18 @@ def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override, ex
             "+model.strides=[2,2]",
             "+model.strides=[2,2]: there is a model.strides already; write model.strides=[2,2] to change it",
         ),
+        ("model=customconv,resenc", "model=customconv,resenc: several values; for a sweep over them add -m"),
+        ("model = resenc", "cannot read model: write KEY=VALUE, without spaces around ="),
+        ("model.zzz=1", "there is no key model.zzz; UNet takes spatial_dims, in_channels, "),
+        ("data.zzz=1", "there is no key data.zzz; --cfg job prints all keys"),
+        ("task=regression", "task=regression: task is a group; set one of its keys"),
+        ("+data.x1=1 +perf.x2=2", "2 keys of the config are wrong:\n  there is no key"),
     ],
 )
-def test_a_key_that_no_config_has_cannot_be_added(override, expected, capsys):
-    with pytest.raises(ConfigError, match=re.escape(expected)):
-        compose.compose([override])
+def test_lines_with_unknown_keys_and_options_are_refused_with_the_nearest_ones(line, expected, capsys):
+    with pytest.raises(ConfigError) as error:
+        compose.compose(line.split())
+    assert expected in message(error.value)
     assert "Error executing job" not in capsys.readouterr().err  # Hydra's own line
 
 
@@ -205,26 +181,6 @@ def test_values_that_hydra_cannot_read_without_assertions_are_refused(monkeypatc
     for argument in ("plan={size: tiny}", "seed=range(0,2)"):
         with pytest.raises(ConfigError, match=f"{re.escape(argument)}: Hydra cannot read such a value under"):
             unknown_keys.check_hydra_settings([argument])
-
-
-def test_all_keys_that_no_config_has_are_named_at_once():
-    with pytest.raises(ConfigError) as error:
-        compose.compose(["+data.x1=1", "+perf.x2=2"])
-    first, *lines = str(error.value).splitlines()
-    assert first == "2 keys of the config are wrong:"
-    assert sorted(lines) == [
-        f"  there is no key {key}; --cfg job prints all keys" for key in ("data.x1", "perf.x2")
-    ]
-
-
-def test_a_new_key_of_a_class_needs_a_plus():
-    with pytest.raises(
-        ConfigError,
-        match=r"there is no key model\.zzz; UNet takes spatial_dims, in_channels, .*convs_per_stage",
-    ):
-        compose.compose(["model.zzz=1"])
-    with pytest.raises(ConfigError, match=r"there is no key data\.zzz; --cfg job prints all keys$"):
-        compose.compose(["data.zzz=1"])
 
 
 def test_the_words_that_are_recommended_exist():

@@ -105,20 +105,6 @@ def test_the_folded_kernel_passes_gradcheck(name):
     assert torch.autograd.gradcheck(prior_of(conv), (original,))
 
 
-@pytest.mark.parametrize("name", ["2d", "3d flat kernel"])
-def test_the_convolution_passes_gradcheck(name):
-    plain, arguments, size = CONVS[name]
-    conv = build(plain, **arguments).double()
-
-    def run(image, original):
-        return torch.func.functional_call(conv, {"parametrizations.weight.original": original}, (image,))
-
-    image = torch.randn(1, conv.in_channels, *size, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        run, (image, original_of(conv).detach().clone().requires_grad_()), fast_mode=True
-    )
-
-
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "3d anisotropic", "3d flat kernel", "user bank"])
 def test_init_from_weights_is_the_least_squares_projection(name):
     plain, arguments, _ = CONVS[name]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from medconv.convs import acs, ball, basis, filter_bank, spacing, transform
 
@@ -61,14 +60,6 @@ def test_arguments_in_mm_are_scaled_with_the_voxels_of_a_layer():
             for grid in (deep, fine)
         }
         assert len(shapes) == 1
-
-
-def test_sigma_is_scaled_with_the_voxels_of_a_layer():
-    deep = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(4.0, 4.0), scale=4.0)
-    fine = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(1.0, 1.0))
-    torch.testing.assert_close(
-        deep.parametrizations.weight[0].mixtures, fine.parametrizations.weight[0].mixtures
-    )
 
 
 @pytest.mark.parametrize(
@@ -136,22 +127,6 @@ def test_spacing_interpolates_one_kernel_in_mm(conv, spacing_mm, reference_mm, s
         assert float(conv.weight[(o, i, *tap)].detach()) == pytest.approx(expected, abs=1e-5)
 
 
-def test_one_kernel_in_mm_gives_one_response_on_two_grids():
-    """A smooth image sampled at 1 mm and at 0.5 mm: the same kernel answers alike at the same places."""
-    coarse = spacing(nn.Conv2d(1, 1, 3, padding=1, bias=False), spacing_mm=(1.0, 1.0), reference_mm=1.0)
-    fine = spacing(nn.Conv2d(1, 1, 3, padding=1, bias=False), spacing_mm=(0.5, 0.5), reference_mm=1.0)
-    fine.load_state_dict(coarse.state_dict())  # what is learned is the kernel in mm, whatever the grid
-    grid = torch.arange(0, 48, 0.5)
-    image = torch.sin(grid / 6)[:, None] * torch.cos(grid / 9)[None, :]
-    with torch.no_grad():
-        on_coarse, on_fine = (
-            coarse(image[None, None, ::2, ::2])[0, 0],
-            fine(image[None, None])[0, 0, ::2, ::2],
-        )
-    inner = (slice(4, -4), slice(4, -4))
-    assert float((on_coarse - on_fine)[inner].abs().max()) < 0.02 * float(on_coarse[inner].abs().max())
-
-
 def test_init_from_weights_keeps_the_kernel_on_its_own_grid():
     conv = nn.Conv2d(2, 3, 3, padding=1)
     before = conv.weight.detach().clone()
@@ -206,10 +181,3 @@ def test_init_from_weights_keeps_the_kernel_on_its_own_grid():
 def test_errors_name_the_argument_and_its_value(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_refused_convolution_is_unchanged():
-    conv = nn.Conv2d(2, 2, 3)
-    with pytest.raises(ValueError, match="no padding"):
-        spacing(conv, spacing_mm=(1.0, 5.0))
-    assert conv.kernel_size == (3, 3) and not parametrize.is_parametrized(conv)

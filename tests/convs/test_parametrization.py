@@ -98,15 +98,16 @@ def test_a_layer_of_zeros_still_learns(make):
         lambda conv: masked(conv, mask=torch.zeros(3, 3)),
         lambda conv: basis(conv, bank=torch.zeros(1, 3, 3)),
         lambda conv: spacing(conv),
+        lambda conv: spacing(conv, spacing_mm=(1.0, 5.0)),
     ],
 )
 def test_a_refused_layer_is_unchanged(refused):
     conv = nn.Conv2d(4, 4, 3)
     before = deepcopy(conv.state_dict())
-    with pytest.raises(ValueError, match="every weight zero|spacing_mm is needed"):
+    with pytest.raises(ValueError, match="every weight zero|spacing_mm is needed|no padding"):
         refused(conv)
     assert type(conv) is nn.Conv2d and conv.state_dict().keys() == before.keys()
-    assert torch.equal(conv.weight, before["weight"])
+    assert conv.kernel_size == (3, 3) and torch.equal(conv.weight, before["weight"])
 
 
 class Reflecting(nn.Conv2d):

@@ -21,23 +21,7 @@ DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
 NETWORKS = {
     "unet 3d": (lambda: UNet(3, 1, 2, (4, 6, 8), (2, (1, 2, 2))), 10, {DOWN: 2, UP: 2, POINT: 1}),
     "unet 2d": (lambda: UNet(2, 1, 2, (4, 8), (2,), kernel_size=(5, 3)), 6, {DOWN: 1, UP: 1, POINT: 1}),
-    # Residual units: two convolutions, and a strided 3x3 or a 1x1 on the short cut; the last unit of the way
-    # up has one.
-    "monai unet": (lambda: nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=2), 6, {POINT: 1, UP: 1}),
-    "monai dynunet": (
-        lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8]),
-        10,
-        {POINT: 1, UP: 2},
-    ),
-    # One stem, three blocks of two, one step down; norms of 8 groups.
-    "monai segresnet": (
-        lambda: nets.SegResNet(3, init_filters=8, blocks_down=(1, 1), blocks_up=(1,), upsample_mode="deconv"),
-        8,
-        {POINT: 2, UP: 1},
-    ),
 }
-
-
 # 3D, 32 voxels: number of spatial convolutions, and of those that stay.
 MONAI = {
     "unet": (lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=2), 10, {UP: 2}),

@@ -6,7 +6,6 @@ import pytest
 
 from medconv.data.case import Case
 from medconv.inference.prepare import from_array, from_files, from_nibabel
-from medconv.utils.errors import ArgumentError
 
 AFFINE = np.array([[0, -1.2, 0, 3], [1.4, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1.0]])
 
@@ -44,31 +43,37 @@ def test_one_channel_and_2d_images_need_no_axis_for_it():
     assert as_in_files.grid.spacing_mm == (1, 2, 3)
 
 
+VOLUME = np.zeros((4, 5, 6))
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("array", "arguments", "message"),
     [
-        ({}, "^affine or spacing_mm is needed for an array, got neither$"),
-        ({"affine": AFFINE, "spacing_mm": (1, 1, 1)}, "^affine or spacing_mm is needed .*, got both$"),
-        ({"spacing_mm": (1, 1)}, r"^spacing_mm must be 3 positive numbers, got \[1, 1\]$"),
-        ({"spacing_mm": (1, 1, 0)}, r"^spacing_mm must be 3 positive numbers, got \[1, 1, 0\]$"),
+        (VOLUME, {}, "^affine or spacing_mm is needed for an array, got neither$"),
+        (
+            VOLUME,
+            {"affine": AFFINE, "spacing_mm": (1, 1, 1)},
+            "^affine or spacing_mm is needed .*, got both$",
+        ),
+        (VOLUME, {"spacing_mm": (1, 1)}, r"^spacing_mm must be 3 positive numbers, got \[1, 1\]$"),
+        (VOLUME, {"spacing_mm": (1, 1, 0)}, r"^spacing_mm must be 3 positive numbers, got \[1, 1, 0\]$"),
+        (VOLUME, {"affine": np.eye(3)}, r"^affine must have shape \(4, 4\), got \(3, 3\)$"),
+        (VOLUME, {"affine": np.zeros((4, 4))}, "^affine is singular"),
+        (
+            VOLUME[0],
+            {"spacing_mm": (1, 1, 1)},
+            r"^an array must be \(X, Y, Z\) or \(channels, X, Y, Z\), got shape",
+        ),
+        (
+            VOLUME.astype(complex),
+            {"spacing_mm": (1, 1, 1)},
+            "^the array: expected voxels that are real numbers, got complex128",
+        ),
     ],
 )
-def test_an_array_has_an_affine_or_a_spacing(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        from_array(volume()[..., 0], 3, **arguments)
-
-
-def test_arrays_that_are_no_images_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^an array must be \(X, Y, Z\) or \(channels, X, Y, Z\), got shape"
-    ):
-        from_array(np.zeros((4, 5)), 3, spacing_mm=(1, 1, 1))
-    with pytest.raises(ValueError, match=r"^affine must have shape \(4, 4\), got \(3, 3\)$"):
-        from_array(np.zeros((4, 5, 6)), 3, affine=np.eye(3))
-    with pytest.raises(ValueError, match="^affine is singular"):
-        from_array(np.zeros((4, 5, 6)), 3, affine=np.zeros((4, 4)))
-    with pytest.raises(ValueError, match="^the array: expected voxels that are real numbers, got complex128"):
-        from_array(np.zeros((4, 5, 6), complex), 3, spacing_mm=(1, 1, 1))
+def test_arrays_that_are_no_images_are_refused(array, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        from_array(array, 3, **arguments)
 
 
 def test_channels_on_different_grids_are_refused():

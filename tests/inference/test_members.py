@@ -19,14 +19,9 @@ def model(**changes):
     return SimpleNamespace(**{**values, **changes})
 
 
-def test_equal_networks_are_accepted():
-    check_same(model(), model(path="second.ckpt"))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modalities": ("T1", "T2")}, "its channels differ: 2: T1, T2; there 1: T1"),
         ({"preprocessing": SimpleNamespace(image_dims=2)}, "its images differ: 2D; there 3D"),
         ({"class_names": ("background", "b")}, "its classes differ: background, b; there background, a"),
     ],

@@ -35,13 +35,6 @@ def manifest(path):
     return json.loads((path / MANIFEST).read_text())
 
 
-def test_finished_cases_are_skipped(tmp_path):
-    assert fill(folder(tmp_path), cases("a", "b")) == ["a", "b"]
-    assert fill(folder(tmp_path), cases("a", "b", "c")) == ["c"]
-    assert {p.name for p in tmp_path.iterdir()} == {"a.nii.gz", "b.nii.gz", "c.nii.gz", MANIFEST, ".lock"}
-    assert manifest(tmp_path)["settings"] == {"overlap": 0.5, "probabilities": False}
-
-
 def test_two_processes_share_the_cases(tmp_path):
     """Step by step: each case once, and the manifest lists the cases of both."""
     one, two = folder(tmp_path), folder(tmp_path)
@@ -79,16 +72,6 @@ def test_other_files_are_another_setting(tmp_path):
     fill(folder(tmp_path), cases("a", "b"))
     with members.refused("probabilities: False there, True now"):
         fill(folder(tmp_path, probabilities=True), cases("a"))
-
-
-def test_overwrite_replaces_all(tmp_path):
-    fill(folder(tmp_path), cases("a", "b"))
-    assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["a", "b"]
-    assert fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True) == ["a", "b"]
-    assert manifest(tmp_path)["settings"]["overlap"] == 0.25
-    assert (tmp_path / "a.nii.gz").read_text() == "0.25False"
-    assert fill(folder(tmp_path, overlap=0.25), cases("b"), overwrite=True) == ["b"]
-    assert list(manifest(tmp_path)["cases"]) == ["a", "b"]
 
 
 def test_overwrite_removes_the_results_first(tmp_path):

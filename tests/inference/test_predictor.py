@@ -216,17 +216,31 @@ def test_arrays_and_nibabel_images_give_the_answer_of_their_file(trained, image)
     assert axis_aligned.shape == array.shape and axis_aligned.dtype == np.int16
 
 
-def test_what_is_no_image_is_refused_by_name(trained, image):
-    predictor = Predictor.load([str(trained[1])])
-    array = np.asarray(nib.load(image).dataobj)
-    with members.refused("^affine or spacing_mm is needed for an array, got neither"):
-        predictor(array)
-    with members.refused("^spacing_mm is for an array; files and nibabel images have their own"):
-        predictor(image, spacing_mm=(1, 1, 1))
-    with members.refused("^images must be paths, nibabel images, or one array, got ndarray, ndarray"):
-        predictor(array, array, affine=np.eye(4))
-    with members.refused("^images must be paths, nibabel images, or one array, got int"):
-        predictor(3)
+ARRAY = np.ones((4, 5, 6), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("images", "arguments", "message"),
+    [
+        (
+            ["a.nii.gz"],
+            {"spacing_mm": (1, 1, 1)},
+            "spacing_mm is for an array; files and nibabel images have",
+        ),
+        (
+            [ARRAY] * 2,
+            {"affine": np.eye(4)},
+            "images must be paths, nibabel images, or one array, got ndarray,",
+        ),
+        ([3], {}, "images must be paths, nibabel images, or one array, got int"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_name(images, arguments, message):
+    with members.refused(f"^{message}"):
+        Predictor([loaded_models.segmentation(nn.Conv3d(1, 2, 1))])(*images, **arguments)
+
+
+def test_wrong_arguments_are_refused_by_name(trained):
     with members.refused("^checkpoints are needed"):
         Predictor.load([])
     with members.refused(r"^source_spacing_mm=\[1\]: expected positive numbers"):
@@ -238,8 +252,7 @@ def test_what_is_no_image_is_refused_by_name(trained, image):
 def test_a_stated_spacing_replaces_that_of_headers_but_not_of_arrays():
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), source_spacing_mm=[2, 2, 2])
     predictor = Predictor([model])
-    array = np.ones((4, 5, 6), np.float32)
-    stated = predictor._input_of([nib.Nifti1Image(array, np.eye(4))], None, None)
+    stated = predictor._input_of([nib.Nifti1Image(ARRAY, np.eye(4))], None, None)
     assert stated.crops[0].grid.spacing_mm == (2, 2, 2)
-    assert predictor._input_of([array], np.eye(4), None).crops[0].grid.spacing_mm == (2, 2, 2)
-    assert predictor._input_of([array], None, (1, 1, 1)).crops[0].grid.spacing_mm == (1, 1, 1)
+    assert predictor._input_of([ARRAY], np.eye(4), None).crops[0].grid.spacing_mm == (2, 2, 2)
+    assert predictor._input_of([ARRAY], None, (1, 1, 1)).crops[0].grid.spacing_mm == (1, 1, 1)

@@ -41,35 +41,9 @@ def test_constant_output_gives_a_constant_map(size, patch, overlap):
     assert max(shape[0] for shape in network.shapes) <= 3
 
 
-@pytest.mark.parametrize(("overlap", "windows"), [(0.0, 2), (0.5, 3), (0.75, 5)])
-def test_overlap_decides_the_number_of_windows(overlap, windows):
-    network = Constant()
-    SlidingWindow((8, 8), overlap)(network, torch.randn(1, 1, 16, 8))
-    assert sum(shape[0] for shape in network.shapes) == windows
-
-
 def test_every_voxel_keeps_its_place():
     image = torch.randn(1, 2, 13, 9, 7)
     torch.testing.assert_close(SlidingWindow((6, 4, 4))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [(5, 7), (5, 20), (8, 1)])
-def test_an_image_smaller_than_the_window_keeps_its_size(size):
-    image = torch.randn(1, 1, *size)
-    network = UNet(2, 1, 3, (4, 8), (2,)).eval()
-    assert SlidingWindow((8, 8))(network, image).shape == (1, 3, *size)
-    torch.testing.assert_close(SlidingWindow((8, 8))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
-
-
-def test_a_small_image_lies_in_the_middle_of_the_window():
-    seen = []
-
-    def network(windows):
-        seen.append(windows.clone())
-        return windows
-
-    SlidingWindow((8, 8))(network, torch.ones(1, 1, 5, 8))
-    assert seen[0][0, 0, :, 0].tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
@@ -86,18 +60,6 @@ def test_windows_of_one_voxel_are_run_once(placement, axis):
 def test_one_window_gives_the_logits_of_the_network():
     network, image = UNet(3, 1, 2, (4, 8), (2,)).eval(), torch.randn(1, 1, 4, 6, 8)
     torch.testing.assert_close(SlidingWindow((4, 6, 8))(network, image), network(image), rtol=1e-4, atol=1e-5)
-
-
-def test_overlapping_windows_are_weighted_toward_their_centres():
-    """Two windows give 0 and 1: between them, the nearer centre has more weight."""
-    values = iter([0.0, 1.0])
-
-    def network(windows):
-        return torch.stack([torch.full_like(window, next(values)) for window in windows])
-
-    row = SlidingWindow((8, 8), overlap=0.5)(network, torch.randn(1, 1, 12, 8))[0, 0, :, 4]
-    torch.testing.assert_close(row[[0, 3, 8, 11]], torch.tensor([0.0, 0.0, 1.0, 1.0]))
-    assert (row[4:8].diff() > 0).all() and 0 < row[4] < 0.5 < row[7] < 1
 
 
 def test_deep_supervision_heads_are_left_out():

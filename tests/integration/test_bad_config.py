@@ -45,18 +45,11 @@ def train(composed):
             "plan.strides=[2] data.patch_size=[15,16,12]",
             "data.patch_size must be divisible by (2, 2, 2) (plan.strides), got",
         ),
-        ("plan.kernel_sizes=[3,2]", "plan.kernel_sizes needs 3 odd numbers for each of 2 stages, got [3, 2]"),
-        ("plan.kernel_sizes=3", "plan.kernel_sizes must be a list of whole numbers or lists or null, got 3"),
-        (
-            "plan.max_stages=2 plan.strides=[2,2,2]",
-            "plan.strides=[2, 2, 2] makes 4 stages, plan.max_stages allows 2",
-        ),
         (
             "plan.channels=[8,8,8,8]",
             "plan.channels needs one number of 1 or more for each of 3 stages, got [8, 8, 8, 8]",
         ),
         ("plan.max_stages=0", "plan.max_stages must be at least 1, got 0"),
-        ("plan.max_batch_size=0", "plan.max_batch_size must be at least 1, got 0"),
         ("data.fold=7", "data.fold must be `all` or lie in 0..2, got 7"),
         ("data.fold=first", "data.fold"),
         (
@@ -75,12 +68,6 @@ def train(composed):
             "data.flip_label_pairs=[[box,hol]]",
             "data.flip_label_pairs: there is no hol to swap; did you mean hole?",
         ),
-        ("data.flip_label_pairs=[[box,background]]", "data.flip_label_pairs: there is no background to swap"),
-        ("data.flip_label_pairs=[box,hole]", "data.flip_label_pairs needs pairs of two different names"),
-        (
-            "data.flip_label_pairs=[[box,hole],[hole,box]]",
-            "data.flip_label_pairs: a name has one partner, box, hole has more",
-        ),
         (
             "data.flip_label_pairs=[[box,hole]] conv=mirror",
             "cannot tell box from hole (data.flip_label_pairs)",
@@ -89,16 +76,10 @@ def train(composed):
             "data.regions={both:[1,9]}",
             "data.regions: both must name different label values from 1 to 2: 9 is not a foreground value",
         ),
-        ("data.regions={both:[box,hle]}", "data.regions: both: hle is not a class; did you mean hole?"),
         (
             "data.regions={both:[1,2],hole:2}",
             "data.regions_order is needed, as both and hole overlap: for each of ['both'",
         ),
-        (
-            "data.regions={both:[1,2],hole:2} data.regions_order=[1]",
-            "data.regions_order must give each of ['both', 'hole']",
-        ),
-        ("data.regions_order=[1,2]", "data.regions_order=[1, 2] needs data.regions, which is not set"),
         (
             "data.ignore_label=1",
             "data.ignore_label must be above all classes, from 2 (hole, which is then not a class) to 32767, got 1, class box",
@@ -183,29 +164,9 @@ def train(composed):
         ),
         ("conv=transform conv.where=nothing_is_called_so", "conv: no convolution of UNet could be swapped"),
         ("conv=mirror conv.axes=[3]", "conv: axes must lie below 3, the image's spatial axes, got [3]"),
-        (
-            "conv=mirror conv.axes=[]",
-            "conv: axes or planes must name a spatial axis, counted from 0, got neither",
-        ),
         ("conv.extent_mm=far", "conv.extent_mm must be a number or null, got far"),
-        ("conv.throughout=perhaps", "conv.throughout must be true or false, got perhaps"),
         ("conv=mirror model.channels=[6,7]", "conv: layer"),
         ("conv=ball conv.radius_mm=0", "conv: layer encoder.0.0: radius_mm must be positive, got 0"),
-        (
-            "conv=basis conv.bank=wavelets",
-            "conv: layer encoder.0.0: bank must be one of ['gabor', 'jet', 'laplacian', 'lines']",
-        ),
-        (
-            "conv=basis conv.spacing_mm=[1,0,1]",
-            "conv: spacing_mm must be positive and finite along every axis, got (1, 0, 1)",
-        ),
-        ("conv=spacing conv.spacing_mm=null", "conv: layer encoder.0.0: spacing_mm is needed"),
-        (
-            "conv=masked conv.mask=[[1,1],[1,1]]",
-            "conv: layer encoder.0.0: mask must have shape kernel_size = (3, 3, 3)",
-        ),
-        ("conv=bottleneck conv.ratio=2", "conv: layer encoder.0.0: ratio must lie in (0, 1], got 2"),
-        ("conv=se conv.reduction=0", "conv: layer encoder.0.0: reduction must be at least 1, got 0"),
         (
             "augmentation.mirror_axes=[3]",
             "augmentation.mirror_axes must be different spatial axes from 0 to 2, or `all`, got [3]",

@@ -32,25 +32,6 @@ def fails(command, arguments, cwd, monkeypatch, capsys):
     return errors
 
 
-def test_all_errors_of_a_dataset_are_listed_at_once(tmp_path, monkeypatch, capsys):
-    root = tiny.write_dataset(tmp_path / "damaged")
-    content = (root / "imagesTr/case_1.nii.gz").read_bytes()
-    (root / "imagesTr/case_1.nii.gz").write_bytes(content[: len(content) // 2])
-    (root / "labelsTr/case_3.nii.gz").unlink()
-    (root / "imagesTr/case_5.nii.gz").write_bytes(b"")
-    errors = fails(
-        "train", [*tiny.overrides(root), f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys
-    )
-    assert "3 errors in 7 cases" in errors
-    for case, file in (
-        ("case_1", "imagesTr/case_1"),
-        ("case_3", "labelsTr/case_3"),
-        ("case_5", "imagesTr/case_5"),
-    ):
-        assert f"case {case}: " in errors
-        assert f"{file}.nii.gz" in errors
-
-
 def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "subprocess", FORKED)
     arguments = tiny.overrides(

@@ -96,12 +96,6 @@ def test_predict_and_evaluate_give_the_numbers_of_validation(done, dataset, tmp_
         assert np.array_equal(image.affine, label.affine)
 
 
-def test_a_loaded_network_is_plain(done):
-    model = load(done / "checkpoints" / "best.ckpt")
-    assert not any("medconv.convs" in type(m).__module__ for m in model.network.modules())
-    assert not any("parametrizations" in name for name, _ in model.network.named_parameters())
-
-
 def test_a_finished_run_is_not_trained_again(done, dataset):
     before = (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns
     again = tiny.train(dataset, done, *DONE)
@@ -345,13 +339,6 @@ def test_running_out_of_memory_names_the_switches(dataset, tmp_path):
     ):
         tiny.train(dataset, tmp_path / "run", "+callbacks.full._target_=helpers.tiny.OutOfMemory")
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
-
-
-def test_accumulation_steps_less_often(dataset, tmp_path):
-    summary = tiny.train(
-        dataset, tmp_path / "run", "trainer.accumulate_grad_batches=2", "trainer.max_steps=3"
-    )
-    assert summary["steps"] == 3
 
 
 def test_accumulation_over_more_batches_than_an_epoch_has_is_a_warning(dataset, tmp_path, caplog):

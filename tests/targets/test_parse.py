@@ -11,7 +11,6 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
 REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
-REGIONS_OF_CONFIG = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
 CONFIGS = [
     (None, None, None, LabelMapTargets.of_classes(["background", "big", "small"])),
     (None, None, 255, LabelMapTargets.of_classes(["background", "big", "small"], 255)),
@@ -25,7 +24,6 @@ CONFIGS = [
     ),
     ({"a": 2, "b": [1]}, None, 9, RegionTargets(("a", "b"), ((2,), (1,)), 9, (2, 1))),
 ]
-TWO_REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
 
 
 def test_regions_and_ignore_of_an_nnunet_dataset(tmp_path):
@@ -65,7 +63,7 @@ def test_the_config_changes_the_targets(tmp_path, regions, order, ignore, target
 
 
 def test_the_config_overrides_only_the_keys_it_sets(tmp_path):
-    dataset = nnunet(edit_json(write_nnunet(tmp_path), labels=REGIONS_OF_CONFIG, regions_class_order=[1, 2]))
+    dataset = nnunet(edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2]))
     assert (
         dataset.with_targets(regions=None, regions_order=None, ignore_label=None).targets == dataset.targets
     )
@@ -145,7 +143,7 @@ def test_of_several_values_to_ignore_label_maps_are_read_with_the_first(tmp_path
 
 @pytest.mark.parametrize("order", [[[1], [2]], ["1", "2"], "12", 1])
 def test_an_order_without_one_value_per_region_is_refused(tmp_path, order):
-    root = edit_json(write_nnunet(tmp_path), labels=TWO_REGIONS, regions_class_order=order)
+    root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=order)
     with pytest.raises(
         ValueError, match=r"regions_class_order must give each of \['lesion', 'small'\] a label value"
     ):

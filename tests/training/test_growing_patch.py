@@ -1,6 +1,7 @@
 """medconv/training/growing_patch.py: batches are cut to sizes that grow; runs with it resume exactly."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,17 +55,19 @@ def test_the_middle_of_image_and_label_is_left():
     assert growing({"image": image, "label": image}, 0.8)["image"].shape == image.shape
 
 
-def test_a_run_trains_on_growing_patches(tmp_path):
-    dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
-    spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
-    tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, "trainer.max_steps=10")
-    seen = [json.loads(line) for line in sizes.read_text().splitlines()]
+def trained_sizes(dataset, folder, *settings):
+    """The edges of the patches of each step, and the summary."""
+    spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={folder}.sizes"]
+    summary = tiny.train(dataset, folder, *LAYERED, *spy, *settings)
+    return [json.loads(line) for line in Path(f"{folder}.sizes").read_text().splitlines()], summary
+
+
+def test_a_run_trains_on_growing_patches(dataset, tmp_path):
+    seen, _ = trained_sizes(dataset, tmp_path / "run", "trainer.max_steps=10")
     assert seen[0] == [8, 8, 8] and seen[-1] == [16, 16, 16] and seen == sorted(seen)
     assert len(seen) == 10 and [12, 12, 12] in seen
-    sizes.unlink()
-    whole = "schedule.patch=whole"
-    tiny.train(dataset, tmp_path / "whole", *LAYERED, *spy, "trainer.max_steps=2", whole)
-    assert [json.loads(line) for line in sizes.read_text().splitlines()] == [[16, 16, 16]] * 2
+    seen, _ = trained_sizes(dataset, tmp_path / "whole", "trainer.max_steps=2", "schedule.patch=whole")
+    assert seen == [[16, 16, 16]] * 2
 
 
 class SquareSchedule(ProgressSchedule):
@@ -80,13 +83,10 @@ def square(optimizer: torch.optim.Optimizer, warmup_steps: int = 0) -> ProgressS
 
 
 @pytest.mark.parametrize("schedule", ["SquareSchedule", "square"])
-def test_patches_grow_with_a_schedule_of_the_users_own(tmp_path, schedule):
-    dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
-    spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
+def test_patches_grow_with_a_schedule_of_the_users_own(dataset, tmp_path, schedule):
     own = f"scheduler._target_={__name__}.{schedule}"
-    tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, own, "trainer.max_steps=10")
-    lines = sizes.read_text().splitlines()
-    assert lines[0] == "[8, 8, 8]" and lines[-1] == "[16, 16, 16]" and len(lines) == 10
+    seen, _ = trained_sizes(dataset, tmp_path / "run", own, "trainer.max_steps=10")
+    assert seen[0] == [8, 8, 8] and seen[-1] == [16, 16, 16] and len(seen) == 10
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,19 @@ def test_patches_grow_with_a_schedule_of_the_users_own(tmp_path, schedule):
         ("trainer.max_epochs=-1", "a run without an end has no progress"),
     ],
 )
-def test_progressive_patches_where_they_cannot_be_are_refused(tmp_path, override, message):
-    dataset = tiny.write_dataset(tmp_path / "data/tiny")
+def test_progressive_patches_where_they_cannot_be_are_refused(dataset, tmp_path, override, message):
     arguments = ("schedule.patch=progressive", "trainer.max_steps=-1", *override.split())
     with pytest.raises(ConfigError, match=message):
         tiny.train(dataset, tmp_path / "run", *arguments)
 
 
-def test_a_run_without_an_end_trains_on_whole_patches(tmp_path):
+def test_a_run_without_an_end_trains_on_whole_patches(dataset, tmp_path):
     """Its progress stays 0: it would see the smallest patches until early stopping ends it."""
-    dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
-    spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
     stopping = ("early_stopping=patience", "early_stopping.patience=1", "early_stopping.min_delta=0.9")
     endless = ("trainer.max_steps=-1", "trainer.max_epochs=-1", "data.samples_per_epoch=4", *stopping)
-    assert tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, *endless)["stopped_early"]
-    assert {*sizes.read_text().splitlines()} == {"[16, 16, 16]"}
+    seen, summary = trained_sizes(dataset, tmp_path / "run", *endless)
+    assert summary["stopped_early"]
+    assert all(size == [16, 16, 16] for size in seen)
 
 
 def test_patches_have_few_sizes_where_kernels_are_tuned_for_each(monkeypatch):

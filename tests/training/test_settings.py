@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 from helpers.picture_tables import checked
 
-from medconv.config import ConfigError
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.run import checked_config, with_loss
+from medconv.training.run import with_loss
 
 
 def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user():
@@ -16,9 +14,3 @@ def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user():
     assert config.loss["_target_"].endswith("DiceCrossEntropy")
     chosen = checked(Path("labels.csv"), "loss=tversky")
     assert with_loss(chosen, targets).loss == chosen.loss
-
-
-def test_graphs_overwrite_gradients_that_accumulate():
-    settings = checked(Path("labels.csv"), "perf.cuda_graphs=true", "trainer.accumulate_grad_batches=2")
-    with pytest.raises(ConfigError, match="accumulate_grad_batches must be 1, got 2"):
-        checked_config(settings)

@@ -27,6 +27,11 @@ def as_it_is(shape):
     return CropInfo(Grid.of(shape, np.eye(4)), shape, tuple((0, voxels) for voxels in shape))
 
 
+def batch_of(image, label, case="a"):
+    crop_info = Opaque(as_it_is(tuple(image.shape[2:])))
+    return {"case": case, "image": image, "label": label, "reference": label[0, 0], "crop_info": crop_info}
+
+
 def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windows():
     """Cases of 1, 2, 5 and 8 windows, in batches of 4."""
     torch._dynamo.reset()
@@ -43,8 +48,7 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
     for windows in (1, 2, 5, 8):
         shape = (8, 8, 8 * windows)
         image, label = torch.rand(1, 1, *shape), torch.zeros(1, 1, *shape, dtype=torch.uint8)
-        batch = {"image": image, "label": label, "reference": label[0, 0], "case": str(windows)}
-        batches.append({**batch, "crop_info": Opaque(as_it_is(shape))})
+        batches.append(batch_of(image, label, str(windows)))
     expected = [plain(network, batch) for batch in batches]
     network.compile(backend=counter)
     network.train()(torch.rand(2, 1, 8, 8, 8)).sum().backward()
@@ -92,13 +96,7 @@ def test_slabs_give_what_all_logits_give(targets, slice_axis, annotated, monkeyp
 
 def test_a_case_without_labelled_voxels_has_no_loss():
     label = torch.full((1, 1, 8, 8, 8), 9, dtype=torch.uint8)
-    batch = {
-        "case": "a",
-        "image": torch.zeros(1, 3, 8, 8, 8),
-        "label": label,
-        "reference": label[0, 0],
-        "crop_info": Opaque(as_it_is((8, 8, 8))),
-    }
+    batch = batch_of(torch.zeros(1, 3, 8, 8, 8), label)
     validate = LabelMapValidation(SlidingWindow((8, 8, 8)), IGNORING)
     assert validate(nn.Identity(), batch).losses == {"a": None}
 
@@ -118,13 +116,7 @@ def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch):
     validate = LabelMapValidation(SlidingWindow((8, 8, 8)), targets)
     image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     label = image.argmax(1, keepdim=True).to(torch.uint8)
-    batch = {
-        "case": "a",
-        "image": image,
-        "label": label,
-        "reference": label[0, 0],
-        "crop_info": Opaque(as_it_is((8, 8, 8))),
-    }
+    batch = batch_of(image, label)
     validated = validate(nn.Identity(), batch)
     assert not fails and validated.rows == {"a": {"box": 1.0}}
     assert validated.losses == validate(nn.Identity(), batch).losses and validated.losses["a"] is not None
@@ -134,26 +126,8 @@ def test_outputs_that_are_not_finite_are_said_with_their_case(caplog):
     validate = LabelMapValidation(SlidingWindow((8, 8, 8)), LabelMapTargets(("box",), ((1,),)))
     image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     label = image.argmax(1, keepdim=True).to(torch.uint8)
-    validate(
-        nn.Identity(),
-        {
-            "case": "a",
-            "image": image,
-            "label": label,
-            "reference": label[0, 0],
-            "crop_info": Opaque(as_it_is((8, 8, 8))),
-        },
-    )
+    validate(nn.Identity(), batch_of(image, label))
     assert not caplog.records
     image[0, 0, 1, 2, 3] = torch.nan
-    validate(
-        nn.Identity(),
-        {
-            "case": "b",
-            "image": image,
-            "label": label,
-            "reference": label[0, 0],
-            "crop_info": Opaque(as_it_is((8, 8, 8))),
-        },
-    )
+    validate(nn.Identity(), batch_of(image, label, "b"))
     assert "case b: the network's outputs are not finite, so its scores say nothing" in caplog.text

@@ -171,12 +171,6 @@ def test_more_processes_than_cores_are_slow_and_not_wrong(devices, launched, war
     assert caplog.messages == expected
 
 
-@pytest.mark.parametrize("devices", [0, -1, [0, 1]])
-def test_processes_on_a_cpu_are_a_number(devices):
-    with pytest.raises(ValueError, match="on a CPU it is a number of processes, 1 or more"):
-        check_devices(devices, "cpu")
-
-
 class LateCopy:
     """A bool of a device whose copy arrives when its event is waited for."""
 

@@ -9,9 +9,7 @@ from PIL import Image
 from torch import nn
 
 from medconv.data.case import Case
-from medconv.features.image_level.forward import flips, mean_over_flips
 from medconv.features.image_level.multiclass import MulticlassTargets
-from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.inference.predictor import Predictor
 
 CLASSES = MulticlassTargets(("a", "b"))
@@ -68,18 +66,3 @@ def test_the_batch_follows_from_the_size_of_the_images():
         assert Predictor([member]).forward.batch_size == batch
         assert Predictor([member], batch_size=3).forward.batch_size == 3
     assert Predictor([loaded_models.segmentation(nn.Identity())], batch_size=3).forward.batch_size == 1
-
-
-def test_decoded_outputs_are_averaged_over_all_flips():
-    """Probabilities are averaged, not logits."""
-    assert flips((1, 0)) == [(), (0,), (1,), (0, 1)]
-    image, targets = torch.randn(2, 1, 3, 4), MultilabelTargets(("a", "b"))
-
-    def corner(images):
-        return torch.stack([images[:, 0, 0, 0], -images[:, 0, 0, 0]], 1)
-
-    corners = image[:, 0][:, [0, -1]][:, :, [0, -1]].flatten(1)
-    expected = torch.stack([corners.sigmoid().mean(1), (-corners).sigmoid().mean(1)], 1)
-    torch.testing.assert_close(mean_over_flips(corner, image, targets, flips((0, 1))), expected)
-    rows = image[:, 0, [0, -1], 0].sigmoid().mean(1)
-    torch.testing.assert_close(mean_over_flips(corner, image, targets, flips((0,)))[:, 0], rows)

@@ -65,12 +65,6 @@ def test_a_table_that_the_manifest_does_not_list_is_refused(tmp_path):
         fill(table(tmp_path), cases("a"), overwrite=True)
 
 
-def test_a_folder_of_label_maps_is_refused(tmp_path):
-    (tmp_path / MANIFEST).write_text('{"settings": {}, "cases": {}, "overwriting": []}')
-    with refused("holds label maps; take another folder"):
-        fill(table(tmp_path), cases("a"))
-
-
 def test_a_folder_in_which_another_process_works_is_refused(tmp_path):
     with (
         table(tmp_path).open(cases("a")),

@@ -48,13 +48,6 @@ def test_right_predictions_are_dark_on_the_diagonal():
     assert good[corner].mean() < bad[corner].mean() - 50
 
 
-@pytest.mark.parametrize(("panels", "shape"), [(1, (400, 400)), (3, (400, 1200)), (4, (800, 1200))])
-def test_panels_are_three_a_row(panels, shape):
-    figure, axes = plots._panel_grid(panels)
-    assert len(axes) == panels
-    assert plots._pixels(figure).shape == (*shape, 3)
-
-
 def test_a_long_name_is_shortened_to_one_line_without_formulas():
     assert plots._plain("two\nlines") == "two lines"
     assert plots._plain("$x$") == r"\$x\$"

@@ -51,16 +51,6 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
-def variant(source, path):
-    content = torch.load(source, weights_only=True)
-    generator = torch.Generator().manual_seed(1)
-    for name, value in content["state_dict"].items():
-        if value.is_floating_point():
-            content["state_dict"][name] = value + 0.1 * torch.randn(value.shape, generator=generator)
-    torch.save(content, path)
-    return path
-
-
 @pytest.mark.parametrize("kind", ["multiclass", "multilabel", "regression"])
 def test_as_validated(files, kind, tmp_path, predicting):
     """A prediction equals the output of validation, to the last digits, in any batches."""
@@ -122,22 +112,6 @@ def test_the_metadata_of_an_export_say_by_what_to_divide(files, tmp_path):
     logits = torch.jit.load(str(tmp_path / "x.ts"))(torch.from_numpy(case_input.arrays[0])[None])
     expected = (logits / outputs["temperature"]).sigmoid()[0].detach().numpy()
     assert predictor.scores([case_input])[0].outputs == pytest.approx(expected, abs=1e-3)
-
-
-def test_several_networks_are_the_mean_of_what_they_mean(files, tmp_path, predicting):
-    other = variant(files["multiclass"], tmp_path / "other.ckpt")
-    for name, networks in (
-        ("a", [files["multiclass"]]),
-        ("b", [other]),
-        ("both", [files["multiclass"], other]),
-    ):
-        assert predicting("--checkpoint", *networks, "--output", tmp_path / name) == 0
-    a, b, both = (
-        np.array([[float(v) for v in list(row.values())[2:]] for row in rows(tmp_path / n)])
-        for n in ("a", "b", "both")
-    )
-    np.testing.assert_allclose(both, (a + b) / 2, atol=1e-6)
-    assert np.abs(a - b).max() > 1e-3
 
 
 def test_a_case_that_fails_takes_no_other_with_it(files, tmp_path, predicting, capsys):

@@ -264,16 +264,17 @@ class SegmentationTargets(Targets):
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(2, self.num_outputs, *size, generator=generator)
         label = self.random_labels(2, size, generator)
-        # voxels of both samples change places
-        order = torch.randperm(label[:, 0].numel(), generator=generator)
-        reference = self.reference(label)
-        value = float(loss(logits, reference))
-        shuffled = value
         if shuffles:
+            reference = self.reference(label)
+            value = float(loss(logits, reference))
+            # voxels of both samples change places
+            order = torch.randperm(label[:, 0].numel(), generator=generator)
             everywhere = torch.ones_like(label, dtype=torch.bool)
             shuffled_logits = labelled_row(logits, everywhere)[:, :, order]
             shuffled_reference = labelled_row(reference, everywhere)[:, :, order]
             shuffled = float(loss(shuffled_logits, shuffled_reference))
+        else:
+            value = shuffled = float(self.compare(loss, logits, label))
         if not math.isfinite(value + shuffled):
             return f"is {value + shuffled} for {self.kind} targets, expected a finite number"
         if abs(value - shuffled) <= _TOLERANCE * abs(value):

@@ -301,10 +301,18 @@ def _tuned(config: RunConfig, keys: Sequence[str], folder: RunDir) -> RunConfig:
 
 
 def with_loss(config: RunConfig, targets: Targets) -> RunConfig:
-    """The config with the targets' default loss for `loss=auto`."""
+    """The config with the targets' default loss for `loss=auto`.
+
+    Raises: ConfigError: these are targets of a package of the user's own, whose loss has to be named.
+    """
     if config.loss.get("_target_") is not None:
         return config
     path = configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml"
+    if not path.is_file():
+        raise ConfigError(
+            f"loss=auto: {targets.kind} targets name {targets.default_loss}, which is not in conf/loss; set "
+            f"loss={targets.default_loss}, with --config-dir"
+        )
     loss: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     set_by_user = {key: value for key, value in config.loss.items() if key != "_target_"}
     return replace(config, loss={**loss, **set_by_user})

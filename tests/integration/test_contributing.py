@@ -103,6 +103,19 @@ def test_a_kind_of_targets_and_a_metric(home):
     assert 0 <= json.loads(output.read_text())["mean"]["within_5_percent"] <= 1
 
 
+def test_targets_with_outputs_per_voxel(home, capsys):
+    data = ["data=distances", f"data.root={home.path / 'tiny'}", "optimizer.lr=1e-3"]
+    with pytest.raises(AssertionError):
+        home.train("auto", *data)
+    assert "set loss=distances, with --config-dir" in capsys.readouterr().err
+    home.train("distances", *data, "loss=distances")
+    best, scan = home.path / "runs/distances/checkpoints/best.ckpt", home.path / "tiny/imagesTr/case_0.nii.gz"
+    arguments = ["--checkpoint", best, "--input", scan, "--output", home.path / "near"]
+    home.run("predict", *arguments, "--package", "mine")
+    (written,) = (home.path / "near").glob("*.nii.gz")
+    assert set(np.unique(nib.load(written).dataobj)) <= {0, 1, 2}
+
+
 def test_a_metric_of_label_maps(home):
     folder, output = home.path / "tiny/labelsTr", home.path / "maps.json"
     words = ["--predictions", folder, "--references", folder, "--output", output]

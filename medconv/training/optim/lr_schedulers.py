@@ -61,11 +61,14 @@ class ProgressSchedule(LRScheduler):
             self.progress += (1 - self.progress) / steps_left
         super().step()
 
-    def get_lr(self) -> list[Any]:
+    def warmup(self) -> float:
+        """The factor of the warm-up, above 0 to 1, at the present step."""
         warmup_steps = max(1.0, min(float(self.warmup_steps), self.total_steps / 5))
         # + 1: the first step has a share of the learning rate, not 0
-        warmup = min(1.0, (self.last_epoch + 1 - self.warmed_up_from) / warmup_steps)
-        factor = warmup * self.shape(min(1.0, self.progress))
+        return min(1.0, (self.last_epoch + 1 - self.warmed_up_from) / warmup_steps)
+
+    def get_lr(self) -> list[Any]:
+        factor = self.warmup() * self.shape(min(1.0, self.progress))
         factor_for_length = getattr(self.optimizer, "lr_factor", None)
         if factor_for_length is not None:
             factor *= factor_for_length(self.total_steps)

@@ -115,14 +115,8 @@ class PlanOverrides:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("max_stages", "max_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(name, f" must be 1 or more, or None, got {value}")
         if not isinstance(self.divisible_by, int) or self.divisible_by < 1:
             raise ArgumentError("divisible_by", f" must be a whole number from 1, got {self.divisible_by}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ArgumentError("batch_size", f" must be at least 1, got {self.batch_size}")
 
     def name(self, argument: str) -> str:
         """What the plan's table calls an argument."""

@@ -66,8 +66,6 @@ def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None, axis: int | N
         ValueError: the data has no such dimensions.
     Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
-    if spatial_dims not in (None, 2, 3):
-        raise ArgumentError("spatial_dims", f" must be 2, 3 or None (what the data has), got {spatial_dims}")
     if spatial_dims == 3 and fingerprint.spatial_dims == 2:
         raise ArgumentError("spatial_dims", "=3 needs volumes, these images have one slice; take 2 or null")
     takes_images = fingerprint.spatial_dims == 2 or spatial_dims == 3

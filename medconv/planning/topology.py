@@ -275,10 +275,6 @@ class Budget:
     size: str = "full"
     size_origin: str = "no limit of time"
 
-    def __post_init__(self) -> None:
-        if not 0 < self.memory_gb < float("inf"):
-            raise ArgumentError("memory_gb", f" must be a positive number of GB, got {self.memory_gb}")
-
 
 def step_bytes(
     network: Network,

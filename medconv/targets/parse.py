@@ -92,19 +92,19 @@ def check_values(
         )
 
 
-def parse_labels(labels: Any, order: Any, path: Path) -> NamesAndTargets:
+def parse_labels(meta: Mapping[str, Any], path: Path) -> NamesAndTargets:
     """The class names, background first, and the targets of a dataset.json.
 
     Decathlon writes {"0": "background"}, nnU-Net v2 {"background": 0}; there a name with several values is a
     region.
 
     Args:
-        labels: the value of `labels`.
-        order: the value of `regions_class_order`; None if absent.
+        meta: the content of the file.
         path: of the file, for messages.
     Raises:
         ValueError: label values with a gap, or regions without an order.
     """
+    labels = meta.get("labels")
     if not isinstance(labels, dict) or len(labels) < 2:
         raise ValueError(
             f"{path}: key `labels` must name the background and at least one class, got {labels!r}"
@@ -117,7 +117,7 @@ def parse_labels(labels: Any, order: Any, path: Path) -> NamesAndTargets:
     # not a class: it has a value, but no output
     ignore = groups.pop(IGNORE, (None,))[0]
     if any(len(values) > 1 for values in groups.values()):
-        return _parse_regions(groups, ignore, order, path)
+        return _parse_regions(groups, ignore, meta.get("regions_class_order"), path)
     # classes that exclude each other, sorted by value, as a file may list them in any order
     pairs = sorted((group[0], name) for name, group in groups.items())
     values = [value for value, _ in pairs]

@@ -150,13 +150,13 @@ class ComparesLabelMaps(Protocol):
     ) -> ClassScores: ...
 
 
+@dataclass(frozen=True)
 class DiceScores(Scores):
     """The scores of label maps. A row of a checkpoint's `validation` is the Dice of each name."""
 
     title: ClassVar[str] = "Dice"
 
-    def __init__(self, targets: ComparesLabelMaps) -> None:
-        self.targets = targets
+    targets: ComparesLabelMaps
 
     def row(self, case: ValidatedCase) -> dict[str, Any]:
         """The row of a case in a checkpoint's `validation`."""

@@ -21,7 +21,7 @@ from medconv.training.run_dir import RunDir, default_name
 from medconv.training.task import Task
 from medconv.utils import cluster
 from medconv.utils.exit_codes import PREEMPTED
-from medconv.utils.hardware import apply_backends
+from medconv.utils.hardware import set_matmul_precision
 from medconv.utils.logging import logging_of_a_call
 from medconv.utils.signals import RunInterrupted
 
@@ -159,7 +159,7 @@ def prepare(
         load_weights = None
         if config.init.pretrained:
             load_weights = run.pretrained_weights(config, resolved.derived, folder)
-        apply_backends(resolved.perf.matmul_precision)
+        set_matmul_precision(resolved.perf.matmul_precision)
         task = build_task(resolved, record_of(resolved, prepared), load_weights)
         data = build_data(resolved, prepared)
     return Prepared(task=task, data=data, config=resolved)

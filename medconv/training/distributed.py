@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.environments import (
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import distributed, nn
 
-from medconv.config import ConfigError, PerfConfig, RunConfig, TrainerConfig, arguments_as_keys
+from medconv.config import ConfigError, PerfConfig, RunConfig, TrainerConfig
 from medconv.utils import cluster
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.signals import RunInterrupted, StopRequest
@@ -34,11 +34,9 @@ def strategy_of(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = Fa
         perf: of the config.
         accumulates: whether a callback accumulates gradients.
     Raises:
-        ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not
-            positive.
+        ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`.
     """
-    with arguments_as_keys("perf"):
-        timeout = cluster.timeout(perf.timeout_seconds)
+    timeout = timedelta(seconds=perf.timeout_seconds)
     num_processes = processes(trainer)
     if trainer.strategy == "fsdp":
         if perf.activation_checkpointing == "pointwise":
@@ -142,13 +140,9 @@ class StopSync(Callback):
     Args:
         request: of this process.
         every: batches between two synchronisations.
-    Raises:
-        ValueError: every is less than 1.
     """
 
     def __init__(self, request: StopRequest, every: int) -> None:
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
         self._request = request
         self._every = every
         self._batch = 0

@@ -1,6 +1,7 @@
 """`schedule.patch=progressive`: training sees a part of each patch, which grows until it is whole."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import floor, prod
 from typing import Any
 
@@ -24,6 +25,7 @@ _FIXED_COST = 0.2
 _TUNED_SIZES = 4
 
 
+@dataclass(frozen=True)
 class GrowingPatch:
     """Cuts the middle out of all patches of a batch, so that most steps become cheaper.
 
@@ -35,9 +37,8 @@ class GrowingPatch:
     Source: Fischer et al. 2024, arXiv:2407.07853.
     """
 
-    def __init__(self, divisor: Sequence[int], max_sizes: int | None = None) -> None:
-        self.divisor = tuple(divisor)
-        self.max_sizes = max_sizes
+    divisor: Sequence[int]
+    max_sizes: int | None = None
 
     def size(self, patch: Sequence[int], progress: float) -> tuple[int, ...]:
         """Voxels to train on, per axis.

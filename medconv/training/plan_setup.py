@@ -185,10 +185,13 @@ def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
     elif earlier_gb is not None:
         gb = earlier_gb
         origin = "as when this run began"
+    elif uses_gpu(accelerator):
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        gb, origin = usable_gb("gpu", min(gpu.total_memory for gpu in gpus))  # the smallest counts
     else:
         devices = str(config.trainer.devices)
         num_devices = int(devices) if devices.isdigit() else 1  # "auto", or a list
-        gb, origin = measured_gb(accelerator, max(1, num_devices))
+        gb, origin = usable_gb("cpu", total_memory(), max(1, num_devices))
     precision = str(config.trainer.precision or "auto")  # null: perf=autotune measures it
     if precision == "auto":
         precision = resolve_precision("auto", accelerator)
@@ -200,25 +203,10 @@ def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
     )
 
 
-def measured_gb(accelerator: str, processes: int) -> tuple[float, str]:
+def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float, str]:
     """Memory for a step on one device in GiB, rounded down, and a text that says where it comes from.
 
-    It is a share of the total memory, not of the free memory, so that the same command plans the same again;
-    with several GPUs the smallest counts.
-
-    Args:
-        accelerator: Lightning's `accelerator`.
-        processes: that share a CPU's memory.
-    """
-    if uses_gpu(accelerator):
-        devices = range(torch.cuda.device_count())
-        total_bytes = [torch.cuda.get_device_properties(device).total_memory for device in devices]
-        return usable_gb("gpu", min(total_bytes))
-    return usable_gb("cpu", total_memory(), processes)
-
-
-def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float, str]:
-    """As `measured_gb`, for a given total.
+    It is a share of the total memory, not of the free memory, so that the same command plans the same again.
 
     Args:
         kind: gpu or cpu.

@@ -44,7 +44,14 @@ from medconv.training.trainer import build_trainer, epochs_of
 from medconv.training.weight_source import weight_source
 from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
-from medconv.utils.hardware import apply_backends, check_devices, expand_segments, resolve_precision, uses_gpu
+from medconv.utils.hardware import (
+    check_devices,
+    expand_segments,
+    resolve_precision,
+    set_matmul_precision,
+    uses_gpu,
+    warn_slow_cudnn,
+)
 from medconv.utils.logging import route_lightning
 
 _SAMPLES_PER_EPOCH = 1000  # patches, where the config sets no number
@@ -132,6 +139,8 @@ def checked_config(config: RunConfig) -> RunConfig:
             f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
             f"trainer.accumulate_grad_batches must be 1, got {accumulated}"
         )
+    if config.data.num_workers == 0 and config.data.persistent_workers:
+        raise ConfigError("data.persistent_workers=true needs workers, got data.num_workers=0")
     configs.check_arguments(config.data.layout, "data.layout")
     model = {key: value for key, value in config.model.items() if key != "divisible_by"}  # of the plan
     configs.check_arguments(model, "model")
@@ -179,8 +188,9 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     load_weights = pretrained_weights(config, resolved.derived, folder) if config.init.pretrained else None
-    with configs.arguments_as_keys("perf"):
-        apply_backends(resolved.perf.matmul_precision)
+    set_matmul_precision(resolved.perf.matmul_precision)
+    if uses_gpu(resolved.trainer.accelerator):
+        warn_slow_cudnn()
     profiler = StepProfiler(resolved.perf.profile, folder.started_at)
     stop_request = signals.StopRequest()
     run = _Run(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -223,17 +222,6 @@ def device_count(devices: Any) -> int | None:
     if isinstance(devices, list):
         return len(devices)
     return int(devices) if str(devices).isdigit() else None
-
-
-def timeout(timeout_seconds: float) -> timedelta:
-    """The timeout of the process group.
-
-    Raises:
-        ArgumentError: it is not positive.
-    """
-    if not timeout_seconds > 0:
-        raise ArgumentError("timeout_seconds", f" must be positive, got {timeout_seconds}")
-    return timedelta(seconds=timeout_seconds)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from medconv.utils.errors import Argument, ArgumentError
-from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
 
 _MOST_PROCESSES = 8  # per core; each takes half a gigabyte before it trains
 log = logging.getLogger(__name__)
@@ -110,10 +109,8 @@ def resolve_precision(precision: Any, accelerator: str) -> Any:
     """Lightning's `precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
 
     Raises:
-        ValueError: none of Lightning's, or fp16 on a CPU, which has no fast fp16 convolutions.
+        ValueError: fp16 on a CPU, which has no fast fp16 convolutions.
     """
-    if precision is not None and str(precision) not in PRECISIONS:
-        raise ArgumentError("precision", f" must be {', '.join(PRECISIONS)}, got {precision}")
     gpu = uses_gpu(accelerator)
     if not gpu and str(precision).startswith("16"):
         raise ArgumentError("precision", f"={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
@@ -198,7 +195,7 @@ class Backends:
     """Flags of torch's backends, as a training sets them; None leaves one as it is.
 
     Args:
-        matmul_precision: as in `apply_backends`.
+        matmul_precision: as in `set_matmul_precision`.
         benchmark: whether cuDNN tries its algorithms; see `benchmark_kernels`.
         deterministic: whether algorithms are deterministic; or `warn`, where there are none.
     """
@@ -217,7 +214,7 @@ class Backends:
         was_deterministic = torch.are_deterministic_algorithms_enabled()
         warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
         try:
-            _set_matmul_precision(self.matmul_precision)
+            set_matmul_precision(self.matmul_precision)
             if self.benchmark is not None:
                 cudnn.benchmark = self.benchmark
             if self.deterministic is not None:
@@ -251,17 +248,8 @@ def measuring(accelerator: str, devices: Any, backends: Backends) -> Iterator[No
         torch.cuda.empty_cache()
 
 
-def apply_backends(matmul_precision: str) -> None:
-    """Set the precision of fp32 products for this process; warn about layouts that this cuDNN is slow at."""
-    _set_matmul_precision(matmul_precision)
-    if torch.cuda.is_available():
-        warn_slow_cudnn()
-
-
-def _set_matmul_precision(matmul_precision: str) -> None:
-    if matmul_precision not in MATMUL_PRECISIONS:
-        allowed = ", ".join(MATMUL_PRECISIONS)
-        raise ArgumentError("matmul_precision", f" must be one of {allowed}, got {matmul_precision!r}")
+def set_matmul_precision(matmul_precision: str) -> None:
+    """Set the precision of fp32 products for this process: one of `MATMUL_PRECISIONS`."""
     torch.set_float32_matmul_precision(matmul_precision)
     torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
 

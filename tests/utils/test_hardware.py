@@ -10,12 +10,12 @@ import torch
 from medconv.utils import hardware
 from medconv.utils.hardware import (
     HostCopy,
-    apply_backends,
     benchmark_kernels,
     check_devices,
     compiler_missing,
     out_of_memory,
     resolve_precision,
+    set_matmul_precision,
     triton_missing,
     warn_slow_cudnn,
 )
@@ -64,17 +64,13 @@ def test_other_errors_are_not_about_memory():
     assert not out_of_memory(RuntimeError("shapes cannot be multiplied"))
 
 
-def test_backends_set_the_matmul_precision():
+def test_the_matmul_precision_is_set():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
-        apply_backends("highest")
+        set_matmul_precision("highest")
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
-        apply_backends("high")
+        set_matmul_precision("high")
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
-        with pytest.raises(
-            ValueError, match=r"matmul_precision must be one of highest, high, medium, got 'low'"
-        ):
-            apply_backends("low")
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]

@@ -15,7 +15,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, read_json
 from medconv.data.io.images import stem, suffixes
 from medconv.data.io.raster import channels, is_picture
-from medconv.targets import parse
+from medconv.targets.parse import parse_labels
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
@@ -334,12 +334,3 @@ def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:
             f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}'
         )
     return tuple(str(names[number]) for number in numbers)
-
-
-def parse_labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
-    """Class names and targets from the content of a `dataset.json`.
-
-    Raises:
-        ValueError: names the file and its invalid key.
-    """
-    return parse.parse_labels(meta.get("labels"), meta.get("regions_class_order"), path)

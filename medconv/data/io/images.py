@@ -53,7 +53,7 @@ def volume_suffixes() -> tuple[str, ...]:
 
 def suffixes() -> tuple[str, ...]:
     """Suffixes of volumes and pictures."""
-    return (*volume_suffixes(), *raster.SUFFIXES)
+    return tuple(suffix for each in formats() for suffix in each.suffixes)
 
 
 def suffix_list() -> str:
@@ -220,8 +220,9 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
     grids: list[Grid] = []
     for path in paths:
         array, grid = read_array(path)
+        if grids:
+            check_same_grid(paths[0], grids[0], path, grid)
         grids.append(grid)
-        check_same_grid(paths[0], grids[0], path, grid)
         channels += list(np.moveaxis(array.reshape(*grid.shape, -1), -1, 0))
     # Converted and put in order at once: a whole-body CT is 700 MB.
     image = np.empty((len(channels), *grids[0].shape), np.float32)
@@ -232,10 +233,10 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
 
 def channel_doubts(paths: Sequence[Path]) -> list[str]:
     """Warnings about channels whose grids differ, though not by so much that `read_image` refuses them."""
-    grids = [Grid.of(*shape_and_affine(path)) for path in paths] if len(paths) > 1 else []
+    grids = [Grid.of(*shape_and_affine(path)) for path in paths]
     return [
         doubt
-        for path, grid in zip(paths, grids, strict=False)
+        for path, grid in zip(paths, grids, strict=True)
         for doubt in rounding_doubts(paths[0], grids[0], path, grid)
     ]
 
@@ -368,18 +369,16 @@ def _whole_numbers(path: Path, array: np.ndarray) -> np.ndarray:
 
 
 def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
-    """Warnings about contours that leave out slices; none for other label maps.
+    """Warnings about contours that leave out slices.
 
     Args:
-        path: of the label.
+        path: of the label, with its structures.
         image: that it belongs to.
         grid: of the image.
 
     Raises:
         ValueError: as `read_label`.
     """
-    if not structures_of(path):
-        return []
     return _contours(path).missing_slices(path, image, grid)
 
 

@@ -46,7 +46,6 @@ from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Store, StoreCheck
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
-from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.hardware import DeviceCopies, autocast_dtype, num_cores
 from medconv.utils.signals import StopRequest
 
@@ -88,8 +87,6 @@ class LoaderSettings:
         num_workers: loader processes per device; None: half of the cores, shared by the devices, at most 8.
         prefetch_factor: batches that each worker keeps ready.
         persistent_workers: keep workers between epochs; None: yes if there are workers.
-    Raises:
-        ArgumentError: a number out of range, or persistent workers without workers.
     """
 
     batch_size: int
@@ -97,18 +94,6 @@ class LoaderSettings:
     num_workers: int | None = None
     prefetch_factor: int = 2
     persistent_workers: bool | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "samples_per_epoch", "prefetch_factor"):
-            number = getattr(self, name)
-            if number < 1:
-                raise ArgumentError(name, f" must be at least 1, got {number}")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise ArgumentError("num_workers", f" must be 0 or more, got {self.num_workers}")
-        if self.num_workers == 0 and self.persistent_workers:
-            raise ArgumentError(
-                "persistent_workers", "=true needs workers, got ", Argument("num_workers"), "=0"
-            )
 
 
 class _Process(NamedTuple):

@@ -24,7 +24,6 @@ from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.random_streams import RandomStream, generator
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets, over_voxels
-from medconv.utils.errors import ArgumentError
 
 
 class Annotated(NamedTuple):
@@ -57,12 +56,10 @@ class ChannelDropout:
     """Makes a network that can do without some channels: it sees samples in which these are 0.
 
     Args:
-        probability: with which each channel is dropped; at least one that the case has is kept.
+        probability: with which each channel is dropped, below 1; at least one that the case has is kept.
         num_channels: of the network.
         missing: case id to the channels that it lacks, where it lacks some.
         seed: of the run.
-    Raises:
-        ArgumentError: a probability that is not from 0 to below 1.
     Source: modality dropout, Neverova et al. 2015, arXiv:1501.00102.
     """
 
@@ -70,10 +67,6 @@ class ChannelDropout:
     num_channels: int
     missing: Mapping[str, tuple[int, ...]]
     seed: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability < 1:
-            raise ArgumentError("channel_dropout", f" must be from 0 to below 1, got {self.probability}")
 
     def kept(self, case_id: str, sample: int) -> Tensor:
         """Which channels a sample shows; the same for the same seed. Shape: (channels,) bool."""

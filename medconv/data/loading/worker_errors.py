@@ -167,13 +167,12 @@ class GuardedDataset(Dataset[Any]):
             return index, WorkerError.of(error, *self.dataset.describe(index))
 
 
+@dataclass(frozen=True)
 class GuardedCollate:
     """Items of a `GuardedDataset` to a batch, or to the `WorkerError` of the first failing item."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], guarded: GuardedDataset) -> None:
-        self.collate = collate
-        self.guarded = guarded
-        self.dataset = guarded.dataset
+    collate: Callable[[list[Any]], Any]
+    guarded: GuardedDataset
 
     def __call__(self, items: list[tuple[int, Any]]) -> Any:
         self.guarded.note(AUGMENTING, [index for index, _ in items])
@@ -192,8 +191,8 @@ class GuardedCollate:
             try:
                 self.collate([item])
             except Exception as item_error:
-                return WorkerError.of(item_error, *self.dataset.describe(index))
-        return WorkerError.of(error, *self.dataset.describe(items[0][0]))
+                return WorkerError.of(item_error, *self.guarded.dataset.describe(index))
+        return WorkerError.of(error, *self.guarded.dataset.describe(items[0][0]))
 
 
 def ended_worker(error: BaseException) -> tuple[int, str] | None:

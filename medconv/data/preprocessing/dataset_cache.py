@@ -8,11 +8,11 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -43,6 +43,7 @@ _STORE_VERSION = 5  # part of every store's hash: raise it when preprocessing ch
 _VERIFIED_AT_START = 256 * 2**20
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 
@@ -65,28 +66,12 @@ def examined(dataset: Dataset, folder: Path, workers: int | None) -> Callable[[C
     """
     memory = Examined(dataset, folder)
     claims = Claims(folder / ".checking")
-    reports: dict[str, CaseReport] = {}
     try:
         with _lock(folder):
             claims.join()
     except (ArgumentError, OSError, NotImplementedError):
         return memory.examine
-
-    def examine_one(case: Case) -> None:
-        reports[case.id] = memory.examine(case)
-
-    try:
-        with _turn(claims):
-            is_done = each(
-                lambda case: _claimed(claims, case, examine_one), dataset.cases, workers, "checking"
-            )
-            for case, done in zip(dataset.cases, list(is_done), strict=True):
-                if not done:  # another process has read it by then, or has ended
-                    with locks.held(claims.lock(case.id)):
-                        examine_one(case)
-    finally:
-        with _lock(folder):
-            claims.leave()
+    reports = _shared(claims, folder, memory.examine, dataset.cases, workers, "checking")
     return lambda case: reports[case.id]
 
 
@@ -151,63 +136,71 @@ def fill_store(
         return store
     log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
     claims = Claims(store.folder / ".claims")
-    with _joined(claims, folder, store):
-
-        def prepare_one(case: Case) -> None:
-            # Another process may have prepared it since.
-            if store.has(case, verify):
-                return
-            sources = signature(case)  # before reading: if the files change meanwhile, it is prepared again
-            memory_error = (
-                f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
-                "(spacing_mm); prepare_workers=1 has one case at a time in memory"
-            )
-            with explained(memory_error, MemoryError):
-                entry = make_entry(case, config, len(dataset.class_names), dataset.targets)
-                store.write(case, entry, sources)
-
-        is_done = each(lambda case: _claimed(claims, case, prepare_one), missing, workers, "preparing")
-        pairs = zip(missing, list(is_done), strict=True)
-        # Other processes prepare these; where one of them has ended, this process does its case.
-        for case in [case for case, done in pairs if not done]:
-            with locks.held(claims.lock(case.id)):
-                prepare_one(case)
-    return store
-
-
-@contextmanager
-def _joined(claims: Claims, folder: Path, store: Store) -> Iterator[None]:
-    """Be one of the processes that prepare a store; the only one removes what killed processes left."""
     with _lock(folder), _writing(store.folder):
-        if not claims.is_shared():
+        if not claims.is_shared():  # what killed processes left
             for path in store.folder.glob(".*.*.*"):
                 with suppress(OSError):  # a file of the file system itself
                     if re.match(r"\.\d+\.", path.name):  # as `atomic_io.replacing` names partial files
                         path.unlink()
         claims.join()
+
+    def prepare(case: Case) -> None:
+        # Another process may have prepared it since.
+        if store.has(case, verify):
+            return
+        sources = signature(case)  # before reading: if the files change meanwhile, it is prepared again
+        memory_error = (
+            f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
+            "(spacing_mm); prepare_workers=1 has one case at a time in memory"
+        )
+        with explained(memory_error, MemoryError):
+            entry = make_entry(case, config, len(dataset.class_names), dataset.targets)
+            store.write(case, entry, sources)
+
+    _shared(claims, folder, prepare, missing, workers, "preparing")
+    return store
+
+
+def _shared(
+    claims: Claims,
+    folder: Path,
+    work: Callable[[Case], Result],
+    cases: Sequence[Case],
+    workers: int,
+    activity: str,
+) -> dict[str, Result]:
+    """The results of work on all cases, by id; each process that has joined the claims does a share of it.
+
+    Args:
+        claims: left at the end.
+        folder: whose lock the processes use to join and leave.
+        work: of a case that another process has done, it finds the result.
+        activity: as `each` names it.
+    """
+
+    results: dict[str, Result] = {}
+
+    def claim(case: Case) -> None:
+        lock = claims.lock(case.id)
+        if locks.acquired(lock):  # else another process is at work on it
+            try:
+                results[case.id] = work(case)
+            finally:
+                lock.release()
+
+    # The ranks of a run take turns on each machine, as each has several cases in memory.
+    turn = locks.held(claims.lock(f".{socket.gethostname()}")) if has_neighbours() else nullcontext()
     try:
-        with _turn(claims):
-            yield
+        with turn:
+            list(each(claim, cases, workers, activity))
+            for case in cases:
+                if case.id not in results:  # another process has done it by then, or has ended
+                    with locks.held(claims.lock(case.id)):
+                        results[case.id] = work(case)
+        return results
     finally:
         with _lock(folder):
             claims.leave()
-
-
-def _turn(claims: Claims) -> AbstractContextManager[None]:
-    """The ranks of a run take turns on each machine, as each has several cases in memory."""
-    return locks.held(claims.lock(f".{socket.gethostname()}")) if has_neighbours() else nullcontext()
-
-
-def _claimed(claims: Claims, case: Case, work: Callable[[Case], None]) -> bool:
-    """Do the work of a case; False: another process is at work on it."""
-    lock = claims.lock(case.id)
-    if not locks.acquired(lock):
-        return False
-    try:
-        work(case)
-    finally:
-        lock.release()
-    return True
 
 
 def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
+from medconv.data.io.formats import structures_of
 from medconv.data.io.grids import in_c_order, on_grid, rounding_doubts, to_canonical
 from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
 from medconv.data.io.label_values import contradictions
@@ -186,7 +187,8 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     report.channels = len(image)
     for image_path in case.images:
         report.warnings += header_doubts(image_path)
-    report.warnings += channel_doubts(case.images)
+    if len(case.images) > 1:
+        report.warnings += channel_doubts(case.images)
     report.oriented = not any(map(lacks_orientation, case.images))
     if grid.shear > _MAX_SHEAR:
         shear = f"{grid.shear:.1f} degrees off a right angle"
@@ -205,7 +207,8 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         report.errors += contradictions(path, relabel, dataset.class_names)
         if is_picture(path) and is_picture(case.images[0]):
             report.warnings += turn_doubts(case.images[0], path)
-    report.warnings += missing_slices(case.label, case.images[0], grid)
+    if structures_of(case.label):
+        report.warnings += missing_slices(case.label, case.images[0], grid)
     assert isinstance(dataset.targets, SegmentationTargets)
     report.warnings += [f"{case.label}: {doubt}" for doubt in dataset.targets.label_doubts(label)]
     label = dataset.targets.learned_label(label)

@@ -64,6 +64,7 @@ class Entry:
         return self.soft_label if self.soft_label.size else self.label[None]
 
 
+@dataclass(frozen=True)
 class Store:
     """Prepared cases in `folder`, whose name is the hash of the config.
 
@@ -74,9 +75,8 @@ class Store:
         compression: of the arrays that are written; the record says which are compressed.
     """
 
-    def __init__(self, folder: Path, compression: Compression | None = None) -> None:
-        self.folder = folder
-        self.compression = compression
+    folder: Path
+    compression: Compression | None = None
 
     def has(self, case: Case, verify: bool = False) -> bool:
         """Whether the case is present, undamaged, and made from the current files.

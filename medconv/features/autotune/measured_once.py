@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import medconv
-from medconv.config import ConfigError, Node, RunConfig, arguments_as_keys
+from medconv.config import ConfigError, Node, RunConfig
 from medconv.training.run_dir import short_hash
 from medconv.utils import cluster, hardware
 from medconv.utils.atomic_io import write_text
@@ -78,17 +78,9 @@ def _has_other_ranks(config: RunConfig) -> bool:
 
 @contextmanager
 def measuring(config: RunConfig) -> Iterator[None]:
-    """For steps that are measured before a run, with the flags of torch's backends that it trains with.
-
-    Raises:
-        ConfigError: `perf.matmul_precision` has no such value.
-    """
+    """For steps that are measured before a run, with the flags of torch's backends that it trains with."""
     trainer = config.trainer
-    with (
-        arguments_as_keys("perf"),
-        hardware.measuring(trainer.accelerator, trainer.devices, _backends(config)),
-        torch.random.fork_rng(),
-    ):
+    with hardware.measuring(trainer.accelerator, trainer.devices, _backends(config)), torch.random.fork_rng():
         yield
 
 

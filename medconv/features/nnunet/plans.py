@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from medconv.config import Node
 from medconv.data.case import Dataset
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.dataset_json import names_by_number, parse_labels
+from medconv.data.datasets.dataset_json import names_by_number
 from medconv.data.preprocessing.fingerprint import INTENSITIES
 from medconv.features.nnunet.network import NnUNet
+from medconv.targets.parse import parse_labels
 from medconv.utils import checkpoint_io
 from medconv.utils.errors import explained
 

@@ -26,7 +26,6 @@ from medconv.utils.exit_codes import DONE, USER
 from medconv.utils.hardware import HostCopy
 
 log = logging.getLogger(__name__)
-CHOICES = ("stop", "skip")
 # Of fp16's loss; at a higher scale a gradient may overflow only because of the scale.
 _LOWEST_SCALE = 1.0
 
@@ -119,7 +118,6 @@ class NonfiniteGuard(Callback):
         averages: of the weights, which leave out skipped steps.
         late: whether the norm is read a step later; None: on a GPU, if the optimizer can skip a step itself.
     Raises:
-        ValueError: values out of range.
         NonfiniteError: in its hooks.
     """
 
@@ -131,10 +129,6 @@ class NonfiniteGuard(Callback):
         averages: Sequence[AverageWeights] = (),
         late: bool | None = None,
     ) -> None:
-        if nan_policy not in CHOICES:
-            raise ValueError(f"nan_policy must be one of {CHOICES}, got {nan_policy!r}")
-        if max_skipped_steps < 1:
-            raise ValueError(f"max_skipped_steps must be at least 1, got {max_skipped_steps}")
         self.folder = folder
         self.averages = averages
         self.late = late

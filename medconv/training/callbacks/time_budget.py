@@ -35,8 +35,6 @@ class TimeBudget(Callback):
             estimated.
         expected_steps: how many the run will make, which are fewer where patches grow.
         spent: seconds that earlier starts of the run have trained, and of the validation before training.
-    Raises:
-        ValueError: `seconds` is not positive.
     """
 
     _WARMUP = 3  # first steps, too slow to estimate from
@@ -55,8 +53,6 @@ class TimeBudget(Callback):
         clock: Callable[[], float] = time.monotonic,
         validates_all: bool = False,
     ) -> None:
-        if not seconds > 0:
-            raise ValueError(f"seconds must be positive, got {seconds}")
         self.seconds = seconds
         self._size = size
         self._validations = ValidationBudget(seconds, validates_all, clock)

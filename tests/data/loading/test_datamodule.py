@@ -21,7 +21,6 @@ from torch.utils.data import default_collate
 from benchmarks.workers import measured
 from medconv.data.augmentation.augment import Augment
 from medconv.data.case import Case
-from medconv.data.loading.datamodule import LoaderSettings
 from medconv.data.loading.patch import PackedReading, PatchShape, collate_packed
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.samplers import ForegroundSampler
@@ -373,18 +372,3 @@ def test_worker_memory_does_not_grow_with_the_number_of_workers(prepared):
 def test_data_without_a_training_case_is_refused(prepared):
     with pytest.raises(ValueError, match="no case is left to train on"):
         module(prepared, train=[])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
-        ({"samples_per_epoch": 0}, r"samples_per_epoch must be at least 1, got 0"),
-        ({"prefetch_factor": 0}, r"prefetch_factor must be at least 1, got 0"),
-        ({"num_workers": -1}, r"num_workers must be 0 or more, got -1"),
-        ({"num_workers": 0, "persistent_workers": True}, r"persistent_workers=true.*got num_workers=0"),
-    ],
-)
-def test_invalid_values_are_errors(changes, message):
-    with pytest.raises(ArgumentError, match=message):
-        LoaderSettings(**{"batch_size": 2, "samples_per_epoch": 6, **changes})

@@ -259,8 +259,3 @@ def test_dropped_channels_are_exactly_0():
     dropped = without_dropped({"image": image, "kept": kept, "sample": 1})["image"]
     assert not dropped[~kept].any()
     assert torch.equal(dropped[kept], image[kept])
-
-
-def test_a_probability_of_1_is_refused():
-    with pytest.raises(ValueError, match="channel_dropout must be from 0 to below 1, got 1"):
-        ChannelDropout(1, 2, {}, 0)

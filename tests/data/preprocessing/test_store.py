@@ -297,7 +297,7 @@ def test_a_damaged_case_is_named_and_prepared_anew(tmp_path, store, name):
 
 def test_the_step_decides_the_first_case(store, monkeypatch):
     cases = []
-    monkeypatch.setattr(store, "verify", lambda case: cases.append(case) or [])
+    monkeypatch.setattr(Store, "verify", lambda self, case: cases.append(case) or [])
     checked(store, step=7)
     assert cases == ["case_1", "case_2", "case_0"]
 

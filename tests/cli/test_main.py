@@ -1,15 +1,19 @@
-"""The command `medconv`: its subcommands, and answers without torch."""
+"""The command `medconv`: its subcommands, help, flags and completion, and answers without torch."""
 
 import os
+import re
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 from helpers import tiny
 from helpers.fresh_process import in_turn
 
-from medconv import __version__
+from medconv import __version__, config, doors
 from medconv.cli.main import commands, run
+from medconv.cli.parsers import arguments_as_flags, flag_of
+from medconv.utils.errors import ArgumentError
 from medconv.utils.exit_codes import DONE, USER
 
 
@@ -111,3 +115,63 @@ def test_the_backend_of_a_notebook_is_not_inherited(monkeypatch, capsys):
     monkeypatch.setenv("MPLBACKEND", "svg")
     tiny.call(monkeypatch, "--version")
     assert os.environ["MPLBACKEND"] == "svg"
+
+
+COMPLETIONS = {
+    "medconv ": list(commands()),
+    "medconv pre": ["preprocess", "predict"],
+    "medconv find-postprocessing --s": ["--runs", "--select", "--help", "--device", "--package"],
+    "medconv train early_stopping=": ["early_stopping=none", "early_stopping=patience"],
+    "medconv preprocess data=csv data.resi": ["data.resize="],
+    "medconv train data=csv trainer.accel": ["trainer.accelerator="],
+}
+
+
+@pytest.mark.parametrize("line", COMPLETIONS)
+def test_a_typed_line_is_completed_without_torch(line):
+    all_ended = in_turn(*((line, "-sc", "query=bash") for line in COMPLETIONS), line=True)
+    ended = all_ended[list(COMPLETIONS).index(line)]
+    assert (ended.code, ended.err, ended.loaded) == (0, "", [])
+    assert ended.out.split() == COMPLETIONS[line]
+
+
+def test_the_flag_of_an_option_stands_in_the_place_of_the_argument():
+    assert flag_of("mirror_axes") == "--mirror-axes"
+    with (
+        pytest.raises(ValueError, match="^--mirror-axes=.5. is too large$"),
+        arguments_as_flags(Namespace(mirror_axes=[5])),
+    ):
+        raise ArgumentError("mirror_axes", "=[5] is too large")
+
+
+def test_an_argument_that_is_no_option_keeps_its_name():
+    with (
+        pytest.raises(ArgumentError, match=r"^task\.overlap is 2$"),
+        arguments_as_flags(Namespace(overlap=1)),
+    ):
+        raise ArgumentError("task.overlap", " is 2")
+
+
+@pytest.mark.parametrize("command", ["train", "preprocess"])
+def test_help_names_every_group_and_option_of_the_config(command, monkeypatch, capsys):
+    tiny.call(monkeypatch, command, "--help")
+    output = capsys.readouterr().out
+    for file in config.conf_dir().glob("*/*.yaml"):
+        assert f"  {file.parent.name} " in output
+        assert bool(re.search(rf"\b{file.stem}\b", output)) == (file.stem != "base")
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_shows_an_example_first_and_fits_a_screen(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "90")
+    assert tiny.call(monkeypatch, name, "--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "example:" and lines[1].startswith(f"  medconv {name} ")
+    assert max(map(len, lines)) <= 90 and len(lines) < 60 and "general:" in lines
+
+
+@pytest.mark.parametrize("name", ["predict", "evaluate", "export", "find-postprocessing"])
+def test_examples_parse(name):
+    parser = doors.load(commands()[name][1]).parser()
+    assert parser.example.startswith(f"{parser.prog} --")
+    parser.parse_args(parser.example.removeprefix(f"{parser.prog} ").split())

@@ -1,10 +1,20 @@
-"""scripts/gpu_checks/limits.py: bytes and operations of steps, against counts by hand."""
+"""scripts/gpu_checks/limits.py, wide.py and networks.py: counts by hand, and sizes that are planned."""
 
 import pytest
+import torch
+import torch.nn.functional as F
+from helpers import tiny
 from torch import nn
 
-from gpu_checks import claims
+from gpu_checks import claims, data
 from gpu_checks.limits import H100, peaks_of, step_seconds, step_work
+from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM, Size
+from gpu_checks.setting import Setting
+from gpu_checks.wide import wide_conv3d
+from medconv import config
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint
+from medconv.training.data_setup import find_data
+from medconv.training.plan_setup import make_plan
 
 
 def test_a_convolution_counts_forward_and_both_gradients():
@@ -51,3 +61,53 @@ def test_limits_of_an_h100_by_hand(part, limit):
         if claim.name == part and expect.limit is not None
     }
     assert list(found) == [pytest.approx(limit)]
+
+
+LAST = torch.channels_last_3d
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_outputs_and_gradients_are_those_of_the_plain_convolution(width):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 6, 8, dtype=torch.float64).to(memory_format=LAST)
+    weight = torch.randn(4, 3, 3, 3, 3, dtype=torch.float64)
+    grad = torch.randn(2, 4, 5, 6, 8, dtype=torch.float64)
+    outputs = []
+    for conv in (lambda a, b: F.conv3d(a, b, padding=1), lambda a, b: wide_conv3d(a, b, width)):
+        leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+        y = conv(*leaves)
+        outputs.append([y.detach(), *torch.autograd.grad(y, leaves, grad)])
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    assert outputs[1][0].is_contiguous(memory_format=LAST)
+
+
+ON_GPU = ("trainer.accelerator=cpu", "trainer.precision=bf16-mixed", "plan.memory_gb=24")
+
+
+def planned(folder, *words):
+    """On a large GPU. Returns: also the number of classes."""
+    setting = Setting("cuda", False, folder, folder / "shared", limit_s=60)
+    settings = config.validate(tiny.composed(*setting.overrides("run", *words), *ON_GPU))
+    dataset = find_data(settings.data)
+    measured, _ = cached_fingerprint(dataset, folder / "prepared")
+    return make_plan(settings, dataset, measured), dataset.targets.num_outputs
+
+
+def size_of(plan, classes):
+    assert set(plan.strides) == {(2, 2, 2)} and set(plan.kernel_sizes) == {
+        (3, 3, 3)
+    }  # as `Size.unet` has them
+    return Size(plan.patch_size, len(plan.normalisation), classes, plan.batch_size, plan.channels)
+
+
+def test_the_phantoms_are_planned_like_this(tmp_path):
+    assert size_of(*planned(tmp_path)) == PHANTOM
+    assert size_of(*planned(tmp_path, *LARGE_PATCHES)) == LARGE_PHANTOM
+
+
+def test_whole_images_are_planned_like_this(tmp_path):
+    file = data._medmnist(tmp_path / "squares.npz", 400)
+    plan, classes = planned(tmp_path, "data=medmnist", f"data.root={file}")
+    assert classes == 2 and (plan.batch_size, 1, *plan.patch_size) == data._PICTURES
+    assert {key: getattr(plan, key) for key in data.PLANNED} == data.PLANNED
+    assert set(plan.kernel_sizes) == {(3, 3)}

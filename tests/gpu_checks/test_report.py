@@ -1,9 +1,14 @@
-"""scripts/gpu_checks/report.py: the table on screen, and the page of claims with their results."""
+"""scripts/gpu_checks/report.py, failures.py and traces.py: the table, the page, errors and waits."""
 
 import json
 
+import pytest
+import torch
+
 from gpu_checks import command, report
 from gpu_checks.claims import GROUPS, Claim, Expect, of_group
+from gpu_checks.failures import failure
+from gpu_checks.traces import waits
 
 CLAIM = Claim(
     "norm",
@@ -49,3 +54,40 @@ def test_the_page_shows_the_last_result_of_a_claim(tmp_path):
     row = "| `norm` | speed | A norm is fast | **holds**, NVIDIA H100, 2027-01-02: seconds 1, at most 2 |"
     assert row in page
     assert "| waits |" in report.page([CLAIM], [])
+
+
+def test_the_tensors_are_those_of_the_first_error():
+    def product():
+        image, weight = torch.zeros(2, 3), torch.zeros(5)
+        try:
+            print(image @ weight)
+        except RuntimeError as error:
+            raise ValueError("bad settings") from error
+
+    with pytest.raises(ValueError, match="bad settings") as caught:
+        product()
+    text = failure(caught.value)
+    assert "RuntimeError" in text and "ValueError: bad settings" in text
+    assert text.endswith("in product: image: 2x3 float32 cpu; weight: 5 float32 cpu")
+
+
+def event(name, start, seconds, thread=1):
+    return {"ph": "X", "name": name, "ts": start, "dur": seconds, "tid": thread}
+
+
+def test_waits_inside_steps_are_counted_with_what_called_them(tmp_path):
+    events = [
+        event("ProfilerStep#1", 0, 100),
+        event("ProfilerStep#2", 100, 100),
+        event("aten::item", 10, 20),
+        event("aten::_local_scalar_dense", 11, 15),
+        event("cudaStreamSynchronize", 12, 5),
+        event("cudaEventSynchronize", 20, 5),
+        event("aten::other", 12, 5, thread=2),
+        event("cudaDeviceSynchronize", 250, 5),  # after the steps
+        {"ph": "i", "name": "cudaStreamSynchronize", "ts": 20},
+    ]
+    (tmp_path / "one.pt.trace.json").write_text(json.dumps({"traceEvents": events}))
+    found = waits(tmp_path)
+    assert found["waits in a step"] == 0.5 and found["steps in the trace"] == 2
+    assert found["where"] == "aten::_local_scalar_dense in aten::item (1)"

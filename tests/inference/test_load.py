@@ -1,4 +1,6 @@
-"""A checkpoint as it is loaded: attributes, folded convolutions, and checkpoints that are refused."""
+"""medconv/inference/load.py: checkpoints that are loaded, refused or damaged."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from helpers.configs import derived
 from torch.nn.utils import parametrize
 
 from medconv.config import DataConfig
-from medconv.inference.load import _rounding, load
+from medconv.inference.load import _rounding, explaining_damage, load
 
 
 def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported):
@@ -46,3 +48,27 @@ def test_2d_images_of_one_size_are_rounded_up_to_the_strides():
     assert _rounding(DataConfig(), images) == (4, 2)
     for data in (DataConfig(patch_size=[16, 16]), DataConfig(resize=[16, 16])):  # training took several sizes
         assert _rounding(data, images) == ()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (
+            {"version": "0.0.1"},
+            r"^a.ckpt: damaged, or written by another version \(written by medconv 0.0.1, this is",
+        ),
+        (
+            {"version": 3},
+            r"^a.ckpt: damaged, or written by another version: its metadata cannot be read \(KeyError: ",
+        ),
+        ([], r"^a.ckpt: damaged, or written by another version: its"),
+    ],
+)
+def test_an_error_names_the_checkpoint_and_its_version(metadata, message):
+    with pytest.raises(ValueError, match=message), explaining_damage(Path("a.ckpt"), metadata):
+        raise KeyError("targets")
+
+
+def test_messages_for_users_stay():
+    with pytest.raises(ValueError, match="^mine$"), explaining_damage(Path("a.ckpt"), {}):
+        raise ValueError("mine")

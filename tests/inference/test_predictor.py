@@ -1,6 +1,7 @@
 """Label maps and probabilities of one network or several, and inputs that do not fit."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
-from medconv.inference.predictor import Predictor
+from medconv.inference.predictor import Predictor, check_same
 
 
 @pytest.fixture(scope="module")
@@ -256,3 +257,27 @@ def test_a_stated_spacing_replaces_that_of_headers_but_not_of_arrays():
     assert stated.crops[0].grid.spacing_mm == (2, 2, 2)
     assert predictor._input_of([ARRAY], np.eye(4), None).crops[0].grid.spacing_mm == (2, 2, 2)
     assert predictor._input_of([ARRAY], None, (1, 1, 1)).crops[0].grid.spacing_mm == (1, 1, 1)
+
+
+def model(**changes):
+    values = {
+        "targets": SimpleNamespace(description="label_map: a=1"),
+        "class_names": ("background", "a"),
+        "modalities": ("T1",),
+        "preprocessing": SimpleNamespace(image_dims=3),
+        "source_spacing_mm": None,
+        "path": "first.ckpt",
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preprocessing": SimpleNamespace(image_dims=2)}, "its images differ: 2D; there 3D"),
+        ({"class_names": ("background", "b")}, "its classes differ: background, b; there background, a"),
+    ],
+)
+def test_what_differs_is_named(changes, message):
+    with pytest.raises(ValueError, match=f"second.ckpt: cannot be averaged with first.ckpt, {message}"):
+        check_same(model(), model(path="second.ckpt", **changes))

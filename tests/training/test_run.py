@@ -1,15 +1,22 @@
-"""medconv/training/run.py: a run from its composed config to its summary."""
+"""medconv/training/run.py: a run from its config, which is checked first, to its summary and test scores."""
 
+import csv
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import small_runs, tiny
+from helpers.configs import composed
+from helpers.picture_tables import checked
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, validate
+from medconv.config.schema import list_options
 from medconv.inference.load import load
-from medconv.utils import signals
+from medconv.targets.label_map import LabelMapTargets
+from medconv.training.run import checked_config, with_loss
+from medconv.utils import checkpoint_io, signals
 from medconv.utils.exit_codes import DONE
 
 
@@ -70,3 +77,137 @@ def test_process_that_lightning_started_exits_with_0_if_all_processes_stop(
         tiny.train(dataset, tmp_path / "run", *layout)
     assert isinstance(caught.value, signals.RunInterrupted) != agreed
     assert agreed == (caught.value.code == DONE)
+
+
+COUNTS_EPOCHS = "scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingLR"  # has T_max
+
+
+def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog):
+    checked_config(validate(composed("optimizer.lr=1")))
+    assert "optimizer.lr" not in caplog.text
+    checked_config(validate(composed("optimizer.lr=1000")))
+    assert "optimizer.lr=1000: most networks learn nothing above 0.1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["model._target_=monai.networks.nets.ViT"], r"^model\.img_size is missing: "),
+        (["model=segresnet", "+model.init_filter=8"], r"did you mean model\.init_filters"),
+        (["loss=dice_ce", "+loss.dice_weigth=2"], r"did you mean loss\.dice_weight"),
+        (["+optimizer.momentum_=0.9"], r"did you mean optimizer\.momentum\?$"),
+        (["scheduler._target_=torch.optim.lr_scheduler.StepLR"], r"^scheduler\.step_size is missing"),
+        ([COUNTS_EPOCHS, "trainer.max_steps=4"], r"^scheduler\.T_max is missing: .*trainer\.max_epochs"),
+        (["conv=none", "+conv.where=encoder"], r"^conv\.where=encoder: conv=none changes no layer"),
+        (["sampler=foreground", "+sampler.share=1"], r"^there is no key sampler\.share"),
+        (
+            ["augmentation._target_=monai.transforms.Compose"],
+            r"has no argument seed; .*augmentation=monai augmentation\.transforms=$",
+        ),
+        (["+augmentation.rotation=20"], r"did you mean augmentation\.rotation_deg"),
+        (["+callbacks.pictures.case=3"], r"^there is no key callbacks\.pictures\.case: .*\.cases\?$"),
+        (["data=phantom", "+data.layout.num_case=3"], r"did you mean data\.layout\.num_cases\?$"),
+        (["early_stopping=patience", "+early_stopping.patients=3"], r"did you mean early_stopping\.patience"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments, expected):
+    with pytest.raises(ConfigError, match=expected):
+        checked_config(validate(composed(*arguments)))
+
+
+@pytest.mark.parametrize("key", ["max_steps", "max_epochs", "limit_train_batches"])
+def test_a_run_of_no_step_is_refused(key):
+    with pytest.raises(ConfigError, match=rf"^trainer\.{key}=0: the run would train no step"):
+        checked_config(validate(composed(f"trainer.{key}=0")))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["augmentation=monai"],
+        ["data=csv", "loss=bce", "data.root=x"],
+        ["loss._target_=torch.nn.functional.binary_cross_entropy_with_logits", "+loss._partial_=true"],
+        ["model=segresnet"],  # with divisible_by, which the plan reads
+        ["logger=mlflow", "early_stopping=patience"],
+        ["scheduler=plateau", "sampler=balanced", "optimizer=sgd"],
+        ["data=csv", "data.root=x", COUNTS_EPOCHS, "trainer.max_epochs=3"],
+    ],
+)
+def test_options_are_right(arguments):
+    checked_config(validate(composed(*arguments)))
+
+
+@pytest.mark.parametrize("name", list_options("data"))
+def test_every_layout_takes_its_keys(name):
+    checked_config(validate(composed(f"data={name}", "data.root=x")))
+
+
+# steps so long that an earlier validation than the last is the best
+SETTINGS = [
+    *small_runs.OURS,
+    "optimizer=adamw",
+    "optimizer.lr=0.5",
+    "scheduler=constant",
+    "scheduler.warmup_steps=0",
+    "data.target_type=regression",
+    "trainer.max_steps=9",
+    "seed=1",
+    "logger=none",
+]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """12 cases to train on, 3 to validate and 3 to test."""
+    path = small_runs.write_table(tmp_path_factory.mktemp("parts") / "table", {"label": "number"})
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "split"])
+        writer.writeheader()
+        for number, row in enumerate(rows):
+            writer.writerow(
+                {**row, "split": ["train", "val", "test"][max(0, number - 9) // 3 if number > 11 else 0]}
+            )
+    return path
+
+
+def test_a_finished_run_is_tested_as_a_new_one_is(table, tmp_path, monkeypatch):
+    """With the weights of the best checkpoint, which are not the last ones, as `medconv predict` uses them."""
+    at_once = small_runs.train(table, tmp_path / "at_once", *SETTINGS, "test=true")
+    best, last = (
+        checkpoint_io.read(tmp_path / f"at_once/checkpoints/{name}.ckpt") for name in ("best", "last")
+    )
+    assert best["global_step"] < last["global_step"] == 9
+    assert sorted(at_once["test/cases"]) == ["15", "16", "17"]
+    assert not set(at_once["test/cases"]) & set(at_once["val/cases"])
+    errors = [abs(row["outputs"][0] - row["values"][0]) for row in at_once["test/cases"].values()]
+    assert at_once["test/mae"] == pytest.approx(sum(errors) / 3)
+    networks = ["--checkpoint", tmp_path / "at_once/checkpoints/best.ckpt", "--device", "cpu"]
+    assert tiny.call(monkeypatch, "predict", *networks, "--input", table, "--output", tmp_path / "out") == 0
+    with (tmp_path / "out/predictions.csv").open(newline="") as file:
+        predicted = {row["case"]: float(row["label"]) for row in csv.DictReader(file)}
+    outputs = {case: row["outputs"][0] for case, row in at_once["test/cases"].items()}
+    assert outputs == pytest.approx({case: predicted[case] for case in outputs}, rel=1e-5)
+
+    first = small_runs.train(table, tmp_path / "later", *SETTINGS)
+    assert not any(key.startswith("test/") for key in first)
+    later = small_runs.train(table, tmp_path / "later", *SETTINGS, "test=true")
+    assert later["test/cases"] == at_once["test/cases"] and later["wall_seconds"] == first["wall_seconds"]
+    assert small_runs.train(table, tmp_path / "later", *SETTINGS, "test=true") == later
+
+
+def test_a_dataset_without_test_cases_is_an_error_before_training(tmp_path):
+    folder = small_runs.write_classes(tmp_path / "classes", 4)
+    with pytest.raises(ConfigError, match=r"^test=true: classes names no test cases.*medconv evaluate"):
+        small_runs.train(folder, tmp_path / "run", *small_runs.OURS, "test=true")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user():
+    targets = LabelMapTargets.of_classes(["background", "a"])
+    config = with_loss(checked(Path("labels.csv")), targets)
+    assert config.loss["_target_"].endswith("DiceCrossEntropy")
+    chosen = checked(Path("labels.csv"), "loss=tversky")
+    assert with_loss(chosen, targets).loss == chosen.loss

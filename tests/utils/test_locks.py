@@ -1,4 +1,4 @@
-"""medconv/utils/locks.py: a process that waits for another one says for which."""
+"""medconv/utils/locks.py: who waits for whom, and pieces of work that one process claims."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from filelock import FileLock
 
 from medconv.utils import locks
+from medconv.utils.locks import Claims, acquired
 
 
 class Releasing(logging.Handler):
@@ -47,3 +48,24 @@ def test_who_waits_says_for_whom(content, message, tmp_path, monkeypatch):
     with locks.held(FileLock(path)):
         pass
     assert len(releasing.messages) == 1  # nobody else held it
+
+
+def test_a_piece_of_work_belongs_to_one_process(tmp_path):
+    one = Claims(tmp_path / "claims")
+    other = Claims(tmp_path / "claims")
+    one.join()
+    assert other.is_shared() and not one.is_shared()
+    other.join()
+    lock = one.lock("case")
+    assert acquired(lock) and not acquired(other.lock("case"))
+    lock.release()
+    assert acquired(other.lock("case")) and one.is_shared()
+    assert not one.leave() and other.leave()
+    assert not (tmp_path / "claims").exists()
+
+
+def test_a_process_that_was_killed_is_not_at_work(tmp_path):
+    """Its lock's file stays, without the lock."""
+    (tmp_path / "machine-1-2.process").touch()
+    claims = Claims(tmp_path)
+    assert not claims.is_shared() and not list(tmp_path.iterdir())

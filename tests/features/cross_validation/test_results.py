@@ -1,5 +1,6 @@
-"""medconv/features/cross_validation/results.py: the folds in a folder, and what makes one not count."""
+"""medconv/features/cross_validation/: folds that are there, missing, or do not belong together."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 
 from medconv.features.cross_validation import report as cross_validation_report
 from medconv.features.cross_validation import results as cross_validation
+from medconv.features.cross_validation.folds import read_folds
+from medconv.training import identity
 
 
 def test_a_missing_fold_is_reported_with_the_number_of_remaining_cases(sweep_folder):
@@ -115,3 +118,44 @@ def test_two_cross_validations_in_one_folder_are_told_apart(sweep_folder):
     assert "cross-validation, 3 of 3 folds: seed=7" in [
         cross_validation_report.table(crossval).splitlines()[0] for crossval in crossvals
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xff\xfe", "not a readable config"),
+        (b"data: {", "not a readable config"),
+        (
+            b"data: {fold: 0, splits_file: null, num_folds: null}",
+            "data.num_folds must be a number of folds, got None",
+        ),
+        (b"data: {fold: 0, num_folds: 100000}", "data.num_folds must be a number of folds, got 100000"),
+        (
+            b"data: {fold: /../../precious, num_folds: 5}",
+            "data.fold must be `all` or a number, got '/../../precious'",
+        ),
+        (b"data: {fold: '1*', num_folds: 5}", "data.fold must be `all` or a number, got '1*'"),
+    ],
+)
+def test_an_unusable_config_is_an_error_with_its_path(content, expected, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        list(read_folds(tmp_path))
+    assert str(error.value).startswith(f"{tmp_path}/run/config.yaml: ") and expected in str(error.value)
+
+
+def test_folds_of_changed_cases_differ(tmp_path):
+    digests = {"a": 1, "b": 2, "c": 3}
+    for number, changed in (("0", {}), ("1", {"b": 7}), ("2", {})):
+        folder = tmp_path / number
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"data: {{fold: {number}, num_folds: 3}}")
+        content = {**digests, **changed}
+        val = {"abc"[int(number)]: content.pop("abc"[int(number)])}
+        (folder / identity.CASES_FILE).write_text(json.dumps({"train": content, "val": val}))
+    first, second, third = read_folds(tmp_path)
+    assert first.differences(second) == ["other image, label or values: b"]
+    assert first.differences(third) == []
+    (tmp_path / "2" / identity.CASES_FILE).unlink()  # as of earlier versions
+    assert list(read_folds(tmp_path))[2].differences(second) == []

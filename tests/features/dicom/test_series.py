@@ -1,4 +1,4 @@
-"""medconv/features/dicom/series.py: the series of a folder, other files beside them, and stamps."""
+"""medconv/features/dicom/series.py: which files are an image, and what is said without the feature."""
 
 import os
 import sys
@@ -11,12 +11,17 @@ import pytest
 from helpers import dicoms
 from helpers.dicoms import array, change, names, one, save, series
 from helpers.formats import assert_error_names
+from helpers.volumes import image_array
+from helpers.volumes import save as save_nifti
 from helpers.waiting import PATIENCE_S
 
+from medconv import doors
 from medconv.data.case import Case
-from medconv.data.io.images import read_array, stamp
+from medconv.data.io.images import read_array, read_label, stamp
 from medconv.data.preprocessing.store import signature
 from medconv.features.dicom import series as series_module
+from medconv.features.dicom.files import is_dicom
+from medconv.inference.inputs import find_cases
 
 
 def test_each_radiograph_of_a_folder_is_an_image(tmp_path):
@@ -187,3 +192,47 @@ def test_threads_read_the_headers_of_a_folder_once(tmp_path, calls, monkeypatch)
     with ThreadPoolExecutor(6) as threads:
         assert len(list(threads.map(stamp, paths))) == 6
     assert calls["frames_of"] == 6
+
+
+def test_a_folder_of_other_files_is_not_dicom(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    assert not is_dicom(tmp_path)
+    with pytest.raises(ValueError, match=r"a folder without a DICOM file, expected an image or a series"):
+        read_array(tmp_path)
+
+
+IS_MISSING = "DICOM needs the feature medconv/features/dicom, which is not there"
+
+
+@pytest.fixture
+def scan(tmp_path, monkeypatch):
+    """A series, in an installation without this feature."""
+    folder = tmp_path / "scan"
+    series(folder, image_array(0))
+    others = tuple(feature for feature in doors.features() if feature.__name__ != "medconv.features.dicom")
+    monkeypatch.setattr(doors, "features", lambda: others)
+    yield folder
+
+
+def test_a_series_and_its_files_are_refused(scan):
+    for path in (scan, next(scan.iterdir())):
+        with pytest.raises(ValueError, match=IS_MISSING):
+            read_array(path)
+        with pytest.raises(ValueError, match=IS_MISSING):
+            stamp(path)
+
+
+def test_a_folder_to_predict_is_refused(scan):
+    with pytest.raises(ValueError, match=rf"source {scan}: no image there .*; {IS_MISSING}"):
+        find_cases(scan, 1)
+
+
+def test_contours_are_refused(scan, tmp_path):
+    image = save_nifti(tmp_path / "a.nii.gz", image_array(0))
+    with pytest.raises(ValueError, match=rf"rs\.dcm#roi=heart: {IS_MISSING}"):
+        read_label(tmp_path / "rs.dcm#roi=heart", image)
+
+
+def test_other_images_are_read(scan, tmp_path):
+    image = save_nifti(tmp_path / "a.nii.gz", image_array(0))
+    assert read_array(image)[0].shape == image_array(0).shape

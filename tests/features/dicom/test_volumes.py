@@ -1,4 +1,4 @@
-"""medconv/features/dicom/volumes.py: voxels and grids of series, compared with other readers, and bad series."""
+"""medconv/features/dicom/: volumes from series of slices, and headers."""
 
 import io
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers import dicoms
-from helpers.dicoms import AXIAL, OBLIQUE, array, change, change_one, names, save, series, with_new_uid
+from helpers.dicoms import AXIAL, OBLIQUE, array, change, change_one, names, one, save, series, with_new_uid
 from helpers.formats import assert_error_names
 from PIL import Image
 
@@ -408,3 +408,45 @@ def test_jpeg_of_the_same_syntax_with_8_bits_is_read(tmp_path):
     content["PixelData"].VR, content.file_meta.TransferSyntaxUID = "OB", volumes._JPEG_12_BIT
     content.save_as(path)
     np.testing.assert_allclose(read_array(path)[0][..., 0], ramp.T, atol=3)
+
+
+@pytest.mark.parametrize("b_values", [(0,), (0, 800)])
+def test_an_enhanced_file_may_have_its_frames_in_any_order(tmp_path, b_values):
+    voxels = array()
+    image, grid = read_array(dicoms.enhanced(tmp_path / "all.dcm", voxels, [3, 0, 4, 2, 1], b_values))
+    volumes = np.stack([voxels * np.arange(1.0, 6.0) + n for n in range(len(b_values))], -1)
+    np.testing.assert_array_equal(image, volumes[..., 0] if len(b_values) == 1 else volumes)
+    np.testing.assert_allclose(grid.matrix, dicoms.affine(), atol=1e-6)
+
+
+def text(folder):
+    path = names(folder)[1]
+    path.write_text("This is not an image.\n" * 50)
+    return path
+
+
+def cine(folder):
+    for path in folder.iterdir():
+        path.unlink()
+    return save(
+        one(np.zeros((3, 6, 7), np.uint8), NumberOfFrames=3, ImagePositionPatient=[0, 0, 0]),
+        folder / "cine.dcm",
+    )
+
+
+BAD_HEADERS = {
+    "text": (text, r"not a DICOM file \(no DICM after 128 bytes\); expected only slices"),
+    "slope of 0": (lambda f: change_one(f, RescaleSlope=0), "RescaleSlope is 0, so all values are equal"),
+    "cine": (cine, r"3 frames, of which 0 have a position in the patient; expected slices, not a cine"),
+    "mosaic": (
+        lambda f: change_one(f, ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]),
+        r"\(a Siemens mosaic, .* with dcm2niix\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_HEADERS)
+def test_an_error_of_a_header_names_its_file(tmp_path, fault):
+    make, message = BAD_HEADERS[fault]
+    folder = series(tmp_path / "series", array())
+    assert_error_names(make(folder), message, folder)

@@ -12,7 +12,7 @@ from monai.bundle import ConfigParser, verify_net_in_out
 
 from medconv.data.case import Grid
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
-from medconv.features.export import export
+from medconv.features.export import bundle_documents, export
 from medconv.features.export.job import ExportOptions
 from medconv.features.export.monai_bundle import _normalisation, _postprocessing
 from medconv.inference.predictor import Predictor
@@ -135,3 +135,17 @@ def test_the_bundle_decodes_regions_as_medconv():
     config = {"imports": ["$import torch", "$import numpy"], "decode": _postprocessing(targets)[1]}
     label = ConfigParser(config).get_parsed_content("decode")({"pred": logits})["pred"]
     assert torch.equal(torch.as_tensor(label[0]).to(torch.int16), targets.decode(logits))
+
+
+def test_an_open_size_is_an_expression_and_a_fixed_one_a_number():
+    metadata = {
+        "inputs": {"divisor": [4, 8], "dynamic": {"spatial": [True, False]}},
+        "windows": {"patch_size": [16, 12]},
+    }
+    assert bundle_documents._spatial_shape(metadata) == ["4 * n", 12]
+
+
+def test_channels_are_numbered():
+    image = bundle_documents._data_format("magnitude", ["4 * n", 12], ["T1", "FLAIR"])
+    assert image["num_channels"] == 2 and image["channel_def"] == {0: "T1", 1: "FLAIR"}
+    assert image["spatial_shape"] == ["4 * n", 12]

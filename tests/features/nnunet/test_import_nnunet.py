@@ -17,10 +17,12 @@ from medconv import config
 from medconv.data.case import Case
 from medconv.features.export.export import export
 from medconv.features.export.job import ExportOptions
+from medconv.features.nnunet import command
 from medconv.features.nnunet.import_model import import_model
 from medconv.inference.predictor import Predictor
 from medconv.training import run
 from medconv.training.run_dir import RunDir
+from medconv.utils.exit_codes import USER
 
 REFERENCE = Path(__file__).with_name("nnunet_2.8.1.npz")
 Arrays = Mapping[str, np.ndarray]
@@ -177,3 +179,18 @@ def test_weights_of_another_network_are_refused(tmp_path):
     with pytest.raises(ValueError, match="checkpoint_final.pth: its weights do not fit its plans"):
         import_model(model, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_folds_and_checkpoint_have_defaults():
+    options = command.parser().parse_args(["model", "--output", "runs/m"])
+    assert (options.folder, options.output) == (Path("model"), Path("runs/m"))
+    assert options.folds is None and options.checkpoint == "checkpoint_final.pth"
+    assert command.parser().parse_args(["m", "--output", "o", "--folds", "0", "all"]).folds == ["0", "all"]
+
+
+def test_folder_and_checkpoint_reach_the_import(tmp_path, monkeypatch, capsys):
+    words = ("import-nnunet", tmp_path / "model", "--output", tmp_path / "out", "--checkpoint", "mine.pth")
+    assert tiny.call(monkeypatch, *words) == USER
+    error = capsys.readouterr().err
+    assert str(tmp_path / "model") in error and "mine.pth" in error
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""medconv/features/postprocessing/find.py: the command on a real cross-validation, what it needs, and what it refuses."""
+"""Postprocessing from a command line: decided on validation cases, and applied."""
 
 import json
 import shutil
@@ -6,13 +6,20 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pytest
 from helpers import tiny
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
+from helpers.members import call
 from helpers.processes import FORKED
 
+from medconv.config import ConfigError
 from medconv.data.io.raster import write_mask, write_picture
-from medconv.features.postprocessing.steps import read
+from medconv.features.postprocessing import command
+from medconv.features.postprocessing.steps import Step, Steps, read
+from medconv.features.postprocessing.validated_cases import dataset_of
 from medconv.features.sweeps import run
+from medconv.inference.inputs import find_cases
+from medconv.inference.predictor import Predictor
 from medconv.utils.exit_codes import DONE, USER
 
 MSD = "medconv.data.datasets.dataset_json.msd"
@@ -181,3 +188,65 @@ def test_predictions_of_pictures_are_found(tmp_path, monkeypatch, capsys):
     assert postprocess(monkeypatch, "--runs", "runs/pictures") == DONE
     assert "Dice over 4 cases" in capsys.readouterr().out
     assert len(list(tmp_path.glob("runs/pictures/validation/*/*.png"))) == 4
+
+
+def test_errors_name_the_options(tmp_path, monkeypatch, capsys):
+    runs = tmp_path / "nowhere"
+    assert tiny.call(monkeypatch, "find-postprocessing", "--runs", runs) == USER
+    assert capsys.readouterr().err.startswith(f"error: --runs {runs}: no folds of a cross-validation found")
+    assert tiny.call(monkeypatch, "find-postprocessing", "--runs", runs, "--device", "quantum") == USER
+    assert "error: --device quantum: cannot be used here" in capsys.readouterr().err
+
+
+def test_select_takes_overrides_as_text():
+    arguments = "--runs r --select seed=1"
+    assert command.parser().parse_args(arguments.split()).select == "seed=1"
+
+
+@pytest.mark.parametrize("target", ["os.path.join", "medconv.features.joined.layout.joined", None])
+def test_a_function_that_is_no_layout_is_refused(target):
+    with pytest.raises(ConfigError, match=rf"^data\.layout\._target_={target} is refused"):
+        dataset_of({"data": {"layout": {"_target_": target}}}, trusted=["mine"])
+
+
+def test_a_layout_takes_plain_values_alone():
+    layout = {"_target_": "medconv.data.datasets.dataset_json.msd", "root": {"_target_": "os.getcwd"}}
+    with pytest.raises(ConfigError, match=r"^data\.layout\.root.*os\.getcwd is refused"):
+        dataset_of({"data": {"layout": layout}}, trusted=())
+
+
+def test_the_layout_of_a_config_may_have_several_channels(tmp_path):
+    for name in ("a_t1", "a_t2", "a_seg"):
+        nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.uint8), np.eye(4)), tmp_path / f"{name}.nii.gz")
+    images = {name: f"{tmp_path}/{{id}}_{name}.nii.gz" for name in ("t1", "t2")}
+    target = "medconv.data.datasets.folder.folder"
+    layout = {"_target_": target, "images": images, "labels": f"{tmp_path}/{{id}}_seg.nii.gz"}
+    dataset = dataset_of({"data": {"layout": layout}}, [])
+    assert dataset.modalities == ("t1", "t2") and [len(case.images) for case in dataset.cases] == [2]
+
+
+def test_an_argument_of_a_layout_is_named_by_its_key(tmp_path):
+    layout = {"_target_": "medconv.data.datasets.folder.folder", "images": {}, "labels": None}
+    with pytest.raises(ConfigError, match=r"^data\.images"):
+        dataset_of({"data": {"layout": layout}}, trusted=())
+
+
+def voxels(path):
+    return np.asarray(nib.load(path).dataobj)
+
+
+def test_postprocessing_is_applied_and_recorded(exported, tmp_path, monkeypatch, capsys):
+    images, checkpoint, _ = exported
+    predictor = Predictor.load([checkpoint])
+    steps = Steps((Step("remove_small", "box", 1e6),), predictor.targets)
+    (file := tmp_path / "steps.json").write_text(
+        json.dumps({"targets": predictor.targets.plain(), "steps": [step.plain() for step in steps.steps]})
+    )
+    path, output = images / "case_0.nii.gz", tmp_path / "out"
+    assert call(monkeypatch, checkpoint, path, "--output", output, "--postprocess", file) == 0
+    plain, grid = predictor(path), predictor.read(find_cases(path, 1)[0]).crops[0].grid
+    processed = steps.apply(plain, grid, predictor.targets)
+    np.testing.assert_array_equal(voxels(output / path.name), processed)
+    assert (processed != plain).any()
+    assert call(monkeypatch, checkpoint, path, "--output", output) == 1
+    assert "another post-processing, or none" in capsys.readouterr().err

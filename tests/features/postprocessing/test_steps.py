@@ -5,11 +5,14 @@ import math
 
 import numpy as np
 import pytest
+from helpers.slabs import image, model, scores, thin_slabs  # noqa: F401 - a fixture of all tests
 from helpers.volumes import ORIENTATIONS, affine_of
 from reference import components as oracle
 
 from medconv.data.case import Grid
+from medconv.features.postprocessing.extra import PostProcessing
 from medconv.features.postprocessing.steps import FOREGROUND, Step, Steps, component_volumes, read
+from medconv.inference.predictor import Predictor
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -215,3 +218,15 @@ def test_a_file_with_invalid_steps_is_refused(content, message, tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"none\.json: cannot be read \(No such file"):
         read(tmp_path / "none.json")
+
+
+def test_components_are_those_of_the_whole_label_map():
+    """They cross the borders of slabs."""
+    one = model(0, 1.4)
+    steps = Steps((Step("keep_largest", "a"),), one.targets)
+    array = image().voxels[0]
+    plain = Predictor([one])(array, spacing_mm=(1, 1, 1))
+    processed = Predictor([one], extras=[PostProcessing(steps)])(array, spacing_mm=(1, 1, 1))
+    grid = scores([one], False).crop.grid
+    np.testing.assert_array_equal(processed, steps.apply(plain, grid, one.targets))
+    assert (processed != plain).any()

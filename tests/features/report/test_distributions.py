@@ -84,3 +84,11 @@ def test_names_are_escaped_and_shortened(name):
     assert "<b>" not in text
     shown = words(ElementTree.fromstring(text.replace("\x01", "")))[-1]
     assert shown == {"a\x01\nb": "a  b", "very long " * 9 + "A": "very long very long v… A"}.get(name, name)
+
+
+def test_the_same_values_give_the_same_text_in_the_colours_of_the_page():
+    rows = [Series("one", {"x": 1.0, "y": 2.0}, "a"), Series("none", {}, "a"), Series("one", {"x": 3.0}, "b")]
+    text = distribution(rows, "%")
+    assert text == distribution(rows, "%")
+    assert set(re.findall(r"var\(--(\w+)\)", text)) == {"a", "b", "ink", "soft", "line"}
+    assert not re.findall(r"(?:fill|stroke): #|https?:|url\(|\bid=\"(?!m)", text)

@@ -1,4 +1,4 @@
-"""medconv/features/report/segmentation_report.py: a self-contained page with the scores and the worst cases."""
+"""medconv/features/report/: the page, its template, and pictures of label maps that differ."""
 
 import base64
 import csv
@@ -8,14 +8,18 @@ import json
 import re
 from html.parser import HTMLParser
 
+import jinja2
 import numpy as np
+import pytest
 from helpers.label_maps import dataset, folders, label, label_of, save
 from PIL import Image
 
 from medconv.evaluation import segmentation
+from medconv.evaluation.labels import images_of
 from medconv.evaluation.results import table, write
 from medconv.evaluation.segmentation import evaluate
-from medconv.features.report import segmentation_report
+from medconv.features.report import rendering, segmentation_report
+from medconv.features.report.overlays import case_png
 from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import CORE_METRICS, MetricSelection
@@ -176,3 +180,58 @@ def test_centrelines_are_in_the_table_the_files_and_the_report(tmp_path):
     assert header[-2:] == ["clDice", "cases"] and row[-2:] == ["0.5000", "2"]
     assert "clDice" in page_of(evaluation)
     assert "clDice" not in page_of(segmentation.evaluate(predictions, references))
+
+
+def test_a_picture_shows_where_label_maps_differ(tmp_path):
+    """The plane with the one wrong voxel is shown, in the colour of class 3; ignored voxels do not count."""
+    reference, prediction = label(6), label(6)
+    prediction[4, 5, 7] = 3
+    reference[8:, 10:, :3], prediction[8:, 10:, :3] = 9, 0
+    paths = [save(tmp_path / "r.nii.gz", reference), save(tmp_path / "p.nii.gz", prediction)]
+    for ignore, is_shown in ((9, True), (None, False)):
+        pixels = np.asarray(Image.open(io.BytesIO(case_png(paths, None, ignore))), int)
+        green = (pixels[..., 1] > pixels[..., 0] + 30) & (pixels[..., 1] > pixels[..., 2] + 10)
+        assert green.any() == is_shown
+
+
+def test_images_are_named_by_the_manifest_or_lie_beside_the_labels(tmp_path):
+    out, references = dataset(tmp_path)
+    image = tmp_path / "imagesTr/a_0000.nii.gz"
+    assert images_of(out, references, None, ["a", "z"]) == {"a": image}
+    assert images_of(out, tmp_path / "other", None, ["a"]) == {}
+    entries = {"a": {"images": [str(image)]}, "b": {"images": ["gone.nii.gz"]}, "c": {"images": []}}
+    (out / MANIFEST).write_text(json.dumps({"cases": entries}))
+    assert images_of(out, tmp_path / "other", None, ["a", "b", "c"]) == {"a": image}
+    for odd in ("{", "[]", '{"cases": [1]}', '{"cases": {"a": {"images": [5]}}}'):
+        (out / MANIFEST).write_text(odd)
+        assert images_of(out, tmp_path / "other", None, ["a"]) == {}
+
+
+def test_a_reference_of_0_and_255_is_drawn_like_a_prediction_of_0_and_1(tmp_path):
+    paths = []
+    for value in (255, 1):
+        pixels = np.zeros((30, 40), np.uint8)
+        pixels[10:20, 5:15] = value
+        paths.append(tmp_path / f"{value}.png")
+        Image.fromarray(pixels).save(paths[-1])
+    assert case_png(paths, None) == case_png([paths[1]] * 2, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "text"),
+    [
+        (None, {}, "\N{EN DASH}"),
+        (3, {}, "3"),
+        (0.12345, {}, "0.123"),
+        (-0.5, {"digits": 1}, "\N{MINUS SIGN}0.5"),
+        (0.5, {"digits": 2, "signed": True}, "+0.50"),
+        (-0.5, {"digits": 2, "signed": True}, "\N{MINUS SIGN}0.50"),
+    ],
+)
+def test_numbers_have_a_true_minus_sign_and_a_dash_for_none(value, options, text):
+    assert rendering.number(value, **options) == text
+
+
+def test_a_template_without_its_values_is_an_error():
+    with pytest.raises(jinja2.UndefinedError):
+        rendering.render("segmentation_report.html.j2")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from medconv.cli.main import run
 from medconv.features.schema.json_schema import json_schema, to_json_schema
 
 SCHEMA = json_schema()
@@ -47,3 +48,14 @@ def test_the_schema_is_json():
 )
 def test_types_as_json_schema(kind, choices, expected):
     assert to_json_schema(kind, {"minimum": 1}, choices) == expected
+
+
+def test_the_schema_is_printed(capsys):
+    assert run(["schema"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["$schema"].startswith("http://json-schema.org/") and "data" in printed["properties"]
+
+
+def test_it_takes_no_arguments():
+    with pytest.raises(ValueError, match="unrecognized arguments: data=msd"):
+        run(["schema", "data=msd"])

@@ -1,5 +1,6 @@
-"""medconv/features/sweeps/run.py: jobs one after another; how they end, and how a stopped sweep stops them."""
+"""medconv/features/sweeps/: jobs of a sweep, how they end, and their table."""
 
+import csv
 import json
 import os
 import signal
@@ -9,14 +10,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from helpers import tiny
 from helpers.cross_validations import by_fold
+from helpers.launchers import TORCHRUN
+from helpers.processes import FORKED, Forked
 from helpers.waiting import until
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from medconv.cli import main
 from medconv.cli.entrypoint import guard
-from medconv.features.sweeps import run
+from medconv.config import ConfigError, compose
+from medconv.features.sweeps import job, run, run_job, table
+from medconv.features.sweeps.job import Job
+from medconv.targets.scores import DICE, MAE
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
 
@@ -153,3 +164,127 @@ def test_the_hparams_page_shows_the_keys_in_which_the_runs_differ(sweep):
     assert {number: {k: v.number_value for k, v in page.items()} for number, page in pages.items()} == {
         number: {"data.fold": float(number)} for number in "012"
     }
+
+
+def test_a_job_composes_its_config_from_the_same_places_as_the_sweep(dataset, tmp_path, monkeypatch):
+    """`--config-name`, `--config-dir` and the user's own search path; its option fails in the job."""
+    monkeypatch.setattr(run, "subprocess", FORKED)
+    own, more = tmp_path / "own", tmp_path / "more"
+    (more / "perf").mkdir(parents=True)
+    (more / "perf/mine.yaml").write_text("matmul_precision: low\n")
+    own.mkdir()
+    lines = ["defaults:", "  - train", "  - override perf: mine", "  - _self_", "hydra:", "  mode: MULTIRUN"]
+    (own / "mine.yaml").write_text("\n".join(lines) + "\n")
+    options = ["--config-dir", str(own), "--config-name", "mine", f"hydra.searchpath=[file://{more}]"]
+    code, output = Forked(*options, *tiny.overrides(dataset), "data.fold=0", cwd=tmp_path).wait()
+    reason = "perf.matmul_precision must be highest, high or medium, got low"
+    assert code == USER and output.count(f"error: {reason}") == 1, output
+    assert f"failed, exit code 1: {reason}\n" in output
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_dry_run_prints_the_config_or_the_commands(many, dataset, tmp_path):
+    arguments = [*tiny.overrides(dataset), "run.name=planned", "run.dry_run=true"]
+    code, output = Forked(*(["-m", "seed=1,2"] if many else []), *arguments, cwd=tmp_path).wait()
+    assert code == DONE and not (tmp_path / "runs/planned").exists(), output
+    if many:
+        first, second = output.splitlines()
+        assert first.startswith("medconv train ") and " seed=1 " in first and " seed=2 " in second
+        assert "run.dry_run" not in output and "run.dir=" in first
+        assert not (tmp_path / "runs/multirun.yaml").exists()
+    else:
+        assert output.startswith("# runs/planned\n") and "max_steps: 4" in output
+
+
+def test_a_sweep_under_torchrun_is_refused(launched, monkeypatch, tmp_path):
+    launched(**TORCHRUN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="its jobs start their own processes; run it without torchrun"):
+        main.run(["train", "-m", "seed=0,1"])
+
+
+def test_a_job_that_fails_writes_why_into_its_folder(tmp_path):
+    """The file distinguishes a job that lost a process from a stopped one; both end with 75."""
+    sweep_job = Job(("a=1",), (), tmp_path, USER)
+    with pytest.raises(ConfigError):
+        run_job.train(sweep_job.folder.path, ["+mykey=1"])
+    assert sweep_job.reason == "exit code 1: there is no key mykey; --cfg job prints all keys"
+    assert sweep_job.has_error and sweep_job.begin() is None and not sweep_job.has_error
+
+
+def test_the_order_of_overrides_does_not_change_the_folder():
+    first = Job(("a=1", "data.fold=0"), (), Path("runs/x"))
+    assert first.folder.path == Job(("data.fold=0", "a=1"), (), Path("runs/x")).folder.path
+    assert first.folder.path != Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
+
+
+def test_a_job_has_its_interpolations_as_they_were_typed():
+    typed = ("run.name=fold${data.fold}", "model.strides=${derived.strides}")
+    (composed,) = compose.compose(typed)
+    assert Job.of(composed, typed).overrides == typed
+
+
+@pytest.mark.parametrize("name", ["it's", "a\\b", "a\\", "a\\'b", 'a "b"', "a b,c=[1]"])
+def test_a_folder_with_special_characters_reaches_the_job(name):
+    sweep_job = Job(("a=1",), (), Path(name))
+    (argument,) = [word for word in sweep_job.arguments if word.startswith("run.dir=")]
+    assert OverridesParser.create().parse_override(argument).value() == str(sweep_job.folder.path)
+
+
+def test_tables_show_values_as_they_were_typed():
+    """Hydra's sweeper writes a colon as `\\:`."""
+    limited = Job((r"trainer.max_time=00\:20\:00\:00", r"x='a\:b'"), (), Path("runs/x"))
+    assert job.settings_of(limited, ["trainer.max_time", "x"]) == r"trainer.max_time=00:20:00:00 x='a\:b'"
+
+
+def test_a_sweep_without_a_name_is_named_by_what_varies():
+    def home(*typed):
+        return job.home(OmegaConf.create({"run": {"dir": None, "name": None}}), ["seed=1,2", *typed])
+
+    same = [
+        "hydra/launcher=slurm",
+        "hydra.launcher.time='01:00:00'",
+        "data.fold=0,1",
+        "hydra.sweeper.n_trials=3",
+    ]
+    assert {home(override) for override in same} == {home()}
+    assert len({home(), home("hparams_search=recipe"), home("hparams_search=mine")}) == 3
+
+
+def test_the_lowest_error_is_first(tmp_path):
+    jobs = []
+    for number, score in enumerate((3.0, 1.0, None, 2.0)):
+        jobs.append(Job((f"seed={number}",), (), tmp_path, 0))
+        jobs[-1].folder.path.mkdir(parents=True)
+        summary = {"score": MAE.plain(), "val/mae": score, "status": "done"}
+        (jobs[-1].folder.path / "summary.json").write_text(json.dumps(summary))
+    assert [job.overrides[0][-1] for job in table.ranked(jobs)] == ["1", "3", "0", "2"]
+    header, first, *_ = table.write(tmp_path, jobs).read_text().splitlines()
+    assert header.startswith("seed,val/mae,steps") and first.startswith("1,1.0")
+    assert "1.0000" in table.text(jobs).splitlines()[1]
+
+
+def test_the_best_dice_is_first_and_failures_are_last_with_their_reason(tmp_path):
+    scores = [{"box": 0.5, "hole": 0.7}, {"box": 0.9, "hole": None}]
+    jobs = [Job((f"optimizer.lr={rate}", "seed=0"), (), tmp_path, 0) for rate in ("1e-3", "1e-2", "1e-1")]
+    for each, dice in zip(jobs, scores, strict=False):
+        each.folder.path.mkdir()
+        mean = np.mean([value for value in dice.values() if value is not None])
+        summary = {"val/dice": mean, "val/dice_per_class": dice, "score": DICE.plain(), "steps": 4}
+        (each.folder.path / "summary.json").write_text(json.dumps(summary))
+    jobs[2].write_error("no such norm")
+    jobs[2].code = USER
+    folders = [job.folder.path for job in jobs]
+    assert table.text(jobs).splitlines() == [
+        "sweep, best first",
+        f"  0.9000  {folders[1]}  optimizer.lr=1e-2",
+        f"  0.6000  {folders[0]}  optimizer.lr=1e-3",
+        f"    -     {folders[2]}  optimizer.lr=1e-1  failed, exit code 1: no such norm",
+    ]
+    with table.write(tmp_path, jobs).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["optimizer.lr"] for row in rows] == ["1e-2", "1e-3", "1e-1"]
+    assert [row["val/dice/box"] for row in rows] == ["0.9", "0.5", ""]
+    assert [row["val/dice/hole"] for row in rows] == ["", "0.7", ""]
+    assert [row["status"] for row in rows] == ["done", "done", "failed"]
+    assert "seed" not in rows[0]  # equal in all jobs

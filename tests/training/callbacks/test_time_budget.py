@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/time_budget.py: how many steps fit into the time; whole runs are in tests/integration."""
+"""medconv/training/callbacks/time_budget.py: how many steps and validations fit into the time."""
 
 import math
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from helpers import clock
 from torch import nn
 
 from medconv.planning.limits import SIZES
-from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.callbacks.time_budget import TimeBudget, ValidationBudget, steps_between_validations
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.optim.lr_schedulers import cosine
 
@@ -164,3 +164,181 @@ def test_an_overrun_is_said(seconds, warns, caplog):
     budget.on_train_end(None, None)
     said = "training took 130 s, trainer.max_time is 100 s; the last validation took 70 s" in caplog.text
     assert said == warns
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "within", "epochs", "expected"),
+    [
+        (250, 1, 250, 1, 250),
+        (250, 1, 250, 10, 2500),
+        (100, 4, 100, 1, 25),
+        (100, 1, 20, 1, 20),
+        (100, 1, 30, None, 30),
+    ],
+)
+def test_steps_between_validations(batches, accumulate, within, epochs, expected):
+    settings = {
+        "num_training_batches": batches,
+        "accumulate_grad_batches": accumulate,
+        "val_check_batch": within,
+    }
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=epochs)
+    assert steps_between_validations(trainer) == expected
+
+
+def budget_with(validation):
+    """Of a run of 1000 s, by the tests' clock. Args: validation: seconds that each is known to take."""
+    budget = ValidationBudget(1000.0, clock=clock.CLOCK)
+    budget.seconds_each = validation
+    return budget
+
+
+def due_validations(budget, between):
+    """The times of a run at which validations of 10 s, due every `between` seconds, are done."""
+    start = clock.CLOCK()
+    times = []
+    while clock.CLOCK() - start < 1000.0:
+        clock.CLOCK.advance(between)
+        elapsed = clock.CLOCK() - start
+        if budget.postpones(elapsed):
+            continue
+        times.append(elapsed)
+        budget.begin()
+        clock.CLOCK.advance(10.0)
+        assert budget.end(len(times)) == 10.0
+    return times
+
+
+def test_validations_take_a_bounded_share_of_the_time(caplog):
+    """Ten seconds each; every 20 seconds they would take a third."""
+    budget = budget_with(10.0)
+    with caplog.at_level("INFO"):
+        times = due_validations(budget, 20.0)
+    assert 0.12 < 10.0 * len(times) / 1000.0 <= 0.15
+    assert caplog.text.count("a validation takes 10 s; validations are postponed") == 1
+    # A resumed run goes on with the share of the time so far
+    resumed = budget_with(None)
+    resumed.load_state_dict(budget.state_dict())
+    assert resumed.state_dict() == budget.state_dict()
+    assert resumed._spent == 10.0 * len(times)
+
+
+def test_validations_that_take_little_time_are_done_when_they_are_due():
+    assert len(due_validations(budget_with(None), 100.0)) == 10
+
+
+def test_a_last_validation_that_takes_long_is_said(caplog):
+    assert budget_with(500.0).postpones(9.0)
+    assert "the last validation takes 500 of the 1000 s of trainer.max_time" in caplog.text
+
+
+def test_a_validation_counts_with_its_own_time():
+    """One of 15 s is due as soon as 85 s were trained."""
+    budget = budget_with(15.0)
+    assert budget.postpones(84.9) and not budget.postpones(85.0)
+    budget.begin()
+    clock.CLOCK.advance(20.0)
+    budget.end(step=7)
+    assert (budget.seconds_each, budget.last_step) == (20.0, 7)
+
+
+def test_a_last_validation_that_takes_little_is_no_warning(caplog):
+    caplog.set_level("WARNING", "medconv")  # whatever a test before has set
+    assert budget_with(400.0).postpones(9.0)
+    assert not caplog.text
+
+
+def test_a_state_of_an_earlier_version_is_read():
+    budget = budget_with(None)
+    budget.load_state_dict({"validation": 5.0})
+    assert (budget.seconds_each, budget.last_step) == (5.0, 0)
+    assert not budget.postpones(100.0)
+
+
+@pytest.mark.parametrize(("seconds_each", "expected"), [(None, 100), (10.0, 100), (40.0, 200), (100.0, 300)])
+def test_postponed_validations_are_further_apart(seconds_each, expected):
+    """Due every 100 steps of 2 s, which are 85 % of the time from 35.3 s for a validation on."""
+    settings = {"num_training_batches": 100, "accumulate_grad_batches": 1, "val_check_batch": 100}
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=1)
+    assert budget_with(seconds_each).steps_between(trainer, step_seconds=2.0) == expected
+
+
+def trial(budget, cases, batch_seconds=(60.0, 10.0, 10.0), ranks=1):
+    """The trainer after a trial of three batches: 60 s, then 10 s each.
+
+    Args:
+        ranks: of the run; on rank 0, one batch for each fits.
+    """
+    val_loop = SimpleNamespace(_max_batches=[cases])
+    trainer = SimpleNamespace(
+        num_val_batches=[cases],
+        limit_val_batches=1.0,
+        strategy=SimpleNamespace(broadcast=lambda value: value if ranks == 1 else ranks),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=val_loop)),
+    )
+    budget.begin()
+    for seconds in batch_seconds:
+        clock.CLOCK.advance(seconds)
+        budget.end_batch()
+    budget.end_trial(trainer)
+    return trainer
+
+
+def test_a_validation_that_would_take_too_long_takes_the_first_batches(caplog):
+    """Of 10 s each 40 fit into 40 % of 1000 s; the first batch, which starts workers, does not count."""
+    trainer = trial(budget_with(None), 100)
+    assert trainer.limit_val_batches == 40
+    assert trainer.fit_loop.epoch_loop.val_loop._max_batches == [40]
+    assert "all 100 batches would take 1000 of the 1000 s of trainer.max_time" in caplog.text
+
+
+def test_a_validation_that_fits_takes_all_batches(caplog):
+    budget = budget_with(None)
+    assert trial(budget, 30).limit_val_batches == 1.0
+    assert budget.seconds_each == 300.0
+    assert trial(budget_with(None), 40).limit_val_batches == 1.0
+    all_in_any_case = ValidationBudget(1000.0, validates_all=True, clock=clock.CLOCK)
+    assert trial(all_in_any_case, 100).limit_val_batches == 1.0
+    all_in_any_case.load_state_dict({**budget.state_dict(), "val_batches": 3})
+    assert trial(all_in_any_case, 100).limit_val_batches == 1.0
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("batch_seconds", "seconds_each"), [((), 0.0), ((10.0,), 300.0), ((60.0, 0.0), 0.0)])
+def test_a_trial_of_few_batches_says_what_it_can(batch_seconds, seconds_each):
+    budget = budget_with(None)
+    assert trial(budget, 30, batch_seconds).limit_val_batches == 1.0
+    assert budget.seconds_each == seconds_each
+
+
+@pytest.mark.parametrize(("batch_seconds", "counted"), [((60.0, 10.0), 70.0), ((60.0, 500.0), 400.0)])
+def test_the_cases_before_training_count_up_to_what_the_last_validation_may_take(batch_seconds, counted):
+    budget = TimeBudget(1000.0, clock=clock.CLOCK)
+    trainer = SimpleNamespace(
+        sanity_checking=True,
+        num_val_batches=[2],
+        limit_val_batches=1.0,
+        strategy=SimpleNamespace(broadcast=lambda value: value),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=SimpleNamespace(_max_batches=[2]))),
+    )
+    module = None
+    budget.on_validation_start(trainer, module)
+    for seconds in batch_seconds:
+        clock.CLOCK.advance(seconds)
+        budget.on_validation_batch_end()
+    budget.on_validation_end(trainer, module)
+    assert budget.spent == counted and budget.state_dict()["spent"] == counted
+
+
+def test_one_batch_is_validated_in_any_case():
+    assert trial(budget_with(None), 30, (500.0,)).limit_val_batches == 1
+
+
+def test_rank_0_says_how_many_batches_fit():
+    assert trial(budget_with(None), 100, ranks=2).limit_val_batches == 2
+
+
+def test_a_resumed_run_validates_as_many_batches_as_before():
+    budget = budget_with(None)
+    budget.load_state_dict({**budget.state_dict(), "val_batches": 3})
+    assert trial(budget, 100).limit_val_batches == 3

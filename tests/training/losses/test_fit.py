@@ -1,5 +1,6 @@
 """medconv/training/losses/fit.py: which losses fit which targets, ignored voxels and coarse heads."""
 
+import math
 from functools import partial
 
 import monai.losses
@@ -12,7 +13,7 @@ from torch import nn
 from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.fit import FittedLoss, is_weight
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
@@ -248,3 +249,11 @@ def test_further_outputs_that_are_no_heads_are_refused():
             ValueError, match="outputs of shapes .* in training; expected logits of 3 channels"
         ):
             fitted(DiceCrossEntropy(), CLASSES, 2)([logits, other], label)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, True), (2.5, True), (-1, False), (math.inf, False), (math.nan, False), (True, False), ("1", False)],
+)
+def test_weights_are_finite_numbers_of_0_or_more(value, expected):
+    assert is_weight(value) is expected

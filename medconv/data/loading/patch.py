@@ -12,6 +12,7 @@ coarsely. On the accelerator they become fp32 again, before they are augmented.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from medconv.data.preprocessing.compressed import CompressedArray
 Sample = dict[str, Any]
 Batch = dict[str, Any]
 _ONE_SIZE = ("annotated", "kept", "values")  # in samples of any size, and not augmented
+_INT32 = 2**31
 _LARGEST = torch.finfo(torch.float16).max  # 65504
 _SMALLEST_NORMAL = torch.finfo(torch.float16).tiny  # 2^-14; smaller values have fewer digits
 
@@ -165,38 +167,46 @@ def pack(array: np.ndarray, blocks: Blocks) -> Tensor:
     return torch.from_numpy(packed)
 
 
-def unpack(packed: Tensor, blocks: Tensor, box_size: Sequence[int], batch_size: int) -> Tensor:
-    """The boxes of a batch, 0 where nothing was read; on the device, without waiting for it.
+def voxels_of(blocks: Tensor, box_size: Sequence[int], batch_size: int, voxels: int) -> Tensor:
+    """Where the packed voxels stand in the boxes of a batch; on the device of `blocks`, not waiting for it.
 
-    Shape: packed (channels, voxels), blocks as of `collate_packed` -> (batch_size, channels, *box_size).
+    Shape: blocks as of `collate_packed` -> (voxels,), in an array (batch_size, *box_size) that is flat.
     """
-    channels, voxels = packed.shape
-    begin, end = blocks.to(packed.device).unbind(1)
+    edges = (batch_size, *box_size)
+    # A GPU divides numbers of 32 bits several times as fast
+    begin, end = blocks.to(torch.int32 if prod(edges) < _INT32 else torch.int64).unbind(1)
     size = end - begin
+    count = size.prod(1, dtype=size.dtype)
     # `output_size` is told, since asking the device for the sum would wait for it
-    block_of_voxel = torch.repeat_interleave(size.prod(1), output_size=voxels)
-    first_voxel = size.prod(1).cumsum(0) - size.prod(1)
+    block_of_voxel = torch.repeat_interleave(count, output_size=voxels)
+    first_voxel = count.cumsum(0, dtype=size.dtype) - count
     # a voxel's number within its block; dividing it by the block's edges, the last first, gives its position
-    remainder = torch.arange(voxels, device=packed.device) - first_voxel[block_of_voxel]
+    remainder = torch.arange(voxels, dtype=size.dtype, device=size.device) - first_voxel[block_of_voxel]
     index = torch.zeros_like(remainder)
     stride = 1
     # From the last axis to the first, which is that of the samples
-    for axis, edge in reversed(list(enumerate((batch_size, *box_size)))):
+    for axis, edge in reversed(list(enumerate(edges))):
         length = size[block_of_voxel, axis]
         index += (begin[block_of_voxel, axis] + remainder % length) * stride
         remainder //= length
         stride *= edge
-    boxes = packed.new_zeros((channels, stride))
-    boxes[:, index] = packed
-    return boxes.view(channels, batch_size, *box_size).transpose(0, 1)
+    return index.long()
 
 
 def with_boxes(batch: Batch, box_size: Sequence[int]) -> Batch:
-    """A batch of `collate_packed` with image and label (batch, channels, *box_size) in place of blocks."""
+    """A batch of `collate_packed` with image and label (batch, channels, *box_size) in place of blocks.
+
+    They are 0 where nothing was read.
+    """
     boxes = dict(batch)
-    blocks = boxes.pop("blocks")
+    blocks = boxes.pop("blocks").to(batch["image"].device)
+    batch_size = len(batch["sample"])
+    index = voxels_of(blocks, box_size, batch_size, batch["image"].shape[1])
     for key in ("image", "label"):
-        boxes[key] = unpack(batch[key], blocks, box_size, len(batch["sample"]))
+        packed = batch[key]
+        whole_boxes = packed.new_zeros((len(packed), batch_size, *box_size))
+        whole_boxes.view(len(packed), -1)[:, index] = packed
+        boxes[key] = whole_boxes.transpose(0, 1)
     return boxes
 
 

@@ -8,7 +8,15 @@ import torch
 from torch.utils.data import default_collate
 
 from medconv.data.augmentation.blocks import Blocks
-from medconv.data.loading.patch import augmented, collate_packed, fits, in_half_precision, pack, unpack
+from medconv.data.loading.patch import (
+    augmented,
+    collate_packed,
+    fits,
+    in_half_precision,
+    pack,
+    voxels_of,
+    with_boxes,
+)
 
 
 def random_blocks(size, seed):
@@ -41,9 +49,15 @@ def test_boxes_come_back_with_zeros_elsewhere(size, channels):
     batch = collate_packed(samples)
     assert batch["sample"].tolist() == [7, 8, 9]
     assert batch["image"].shape[1] == batch["label"].shape[1] == sum(map(np.count_nonzero, labels))
-    for key, expected in (("image", images), ("label", labels)):
-        boxes = unpack(batch[key], batch["blocks"], size, 3)
-        assert torch.equal(boxes, torch.from_numpy(np.stack(expected)))
+    boxes = with_boxes(batch, size)
+    assert torch.equal(boxes["image"], torch.from_numpy(np.stack(images)))
+    assert torch.equal(boxes["label"], torch.from_numpy(np.stack(labels)))
+
+
+def test_boxes_of_more_than_2_to_the_31_voxels_have_longer_numbers():
+    """The last two voxels of the second sample of two, each of 2^31 voxels."""
+    blocks = torch.tensor([[[1, 2**30 - 1, 0], [2, 2**30, 2]]])
+    assert voxels_of(blocks, (2**30, 2), 2, 2).tolist() == [2**32 - 2, 2**32 - 1]
 
 
 def test_a_sample_without_voxels_is_zero():
@@ -52,7 +66,7 @@ def test_a_sample_without_voxels_is_zero():
     bounds = torch.empty(0, 2, 2, dtype=torch.int64)
     image = pack(np.ones((1, 4, 4), np.float32), nothing)
     batch = collate_packed([{"image": image, "label": image, "blocks": bounds, "sample": 0}] * 2)
-    assert torch.equal(unpack(batch["image"], batch["blocks"], (3, 2), 2), torch.zeros(2, 1, 3, 2))
+    assert torch.equal(with_boxes(batch, (3, 2))["image"], torch.zeros(2, 1, 3, 2))
 
 
 collate = partial(in_half_precision, default_collate)

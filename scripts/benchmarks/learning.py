@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import logging
 import os
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training"
     )
     parser.add_argument("--plot", type=Path, help="an SVG of the gain over plain, with intervals")
+    parser.add_argument("--per-case", type=Path, help="a CSV of every case's Dice")
     parser.add_argument(
         "--beside", type=Path, nargs="+", default=[], help="--json of earlier calls, to be drawn as well"
     )
@@ -100,6 +102,8 @@ def run(options: argparse.Namespace) -> list[Row]:
     rows = [
         row for cases in options.cases for row in compare(_folder(output, cases, options), cases, options)
     ]
+    if options.per_case:
+        _write_per_case(output, options)
     if options.plot:
         gains.draw(
             [*rows, *(row for path in options.beside for row in json.loads(path.read_text()))], options.plot
@@ -246,6 +250,19 @@ def paired(
     error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
     reach = float(stats.t.ppf(1 - 0.025 / comparisons, len(gaps) - 1)) * error
     return mean - reach, mean + reach, mean
+
+
+def _write_per_case(output: Path, options: argparse.Namespace) -> None:
+    """Columns: training cases, variant, seed, case, dice."""
+    with options.per_case.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["training_cases", "variant", "seed", "case", "dice"])
+        for cases, variant in product(options.cases, options.variants):
+            scores = _scores(_folder(output, cases, options) / slug(variant))
+            for seed, of_cases in sorted(scores.items()):
+                lines.writerows(
+                    [cases, variant, seed, case, f"{of_cases[case]:.4f}"] for case in sorted(of_cases)
+                )
 
 
 def _weights(folder: Path) -> float | None:

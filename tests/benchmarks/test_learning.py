@@ -1,6 +1,8 @@
 """scripts/benchmarks/learning.py: trainings are compared case by case."""
 
+import csv
 import json
+from statistics import fmean
 from xml.etree import ElementTree
 
 import pytest
@@ -24,7 +26,7 @@ def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
         "ball",
     ]
     arguments += ["--cases", "3", "--seeds", "2", "--steps", "2", "--channels", "8", "16", "16"]
-    arguments += ["--plot", str(tmp_path / "gains.svg")]
+    arguments += ["--plot", str(tmp_path / "gains.svg"), "--per-case", str(tmp_path / "cases.csv")]
     rows = benchmark(monkeypatch, tmp_path, *arguments)
     assert [row["variant"] for row in rows] == ["plain", "ball"]
     splits = json.loads((tmp_path / "runs/data/splits-3.json").read_text())
@@ -37,6 +39,11 @@ def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
     assert "ball" in texts and "plain" not in texts and {"data", "3 cases, 2 steps"} <= {*texts}
     assert rows[1]["dice_of_seeds"][0] == pytest.approx(summaries["ball"]["val/dice"], abs=0.02)
     assert rows[1]["low"] <= rows[1]["difference"] <= rows[1]["high"]
+    with (tmp_path / "cases.csv").open(newline="") as file:
+        cases = [line for line in csv.DictReader(file) if (line["variant"], line["seed"]) == ("ball", "1")]
+    assert fmean(float(line["dice"]) for line in cases) == pytest.approx(
+        rows[1]["dice_of_seeds"][1], abs=2e-4
+    )
     assert rows[0]["difference"] == 0 and rows[1]["million_weights"] < rows[0]["million_weights"]
 
 

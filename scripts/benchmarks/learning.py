@@ -29,6 +29,7 @@ from medconv.utils.progress import track
 log = logging.getLogger(__name__)
 
 PLAIN = "plain"
+SCRIPTS = Path(__file__).parents[1]
 VARIANTS = {
     PLAIN: ["conv=none"],
     "plain, flips": ["conv=none", "augmentation.mirror_axes=[0]"],
@@ -40,6 +41,9 @@ VARIANTS = {
     "plain, kernels of 5": ["conv=none", "model.kernel_size=5"],
     "turns": ["conv=turns"],
     "acs": ["conv=acs"],
+    "2D": ["data.spatial_dims=2", "data.batch_size=16"],
+    "acs, from 2D": ["conv=acs", "conv.init_from_weights=true", "init.inflate_2d=acs"],
+    "rates by tap": ["conv=none", "conv._target_=benchmarks.tap_rates.tap_rates"],
     "mirror": ["conv=mirror"],
     "mirror, equal weights": ["conv=mirror", "model.channels=[22,46,90,180]"],
     "basis, equal weights": ["conv=basis", "model.channels=[26,52,104,208]"],
@@ -53,6 +57,8 @@ VARIANTS = {
     "separable": ["conv=separable"],
     "se": ["conv=se"],
 }
+# Variants that begin with the weights of another one, which is trained first, on the same cases
+BEGIN = {"acs, from 2D": "2D"}
 CHANNELS = [16, 32, 64, 128]
 
 
@@ -115,7 +121,9 @@ def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
     """One row for every variant that has been trained on so many cases."""
     rows = []
     plain = _scores(folder / PLAIN)
-    found = {variant: _scores(folder / slug(variant)) for variant in VARIANTS}
+    found = {
+        variant: _scores(folder / slug(variant)) for variant in VARIANTS if variant not in BEGIN.values()
+    }
     found = {variant: scores for variant, scores in found.items() if scores}
     comparisons = max(1, len(found.keys() - {PLAIN}))
     for variant, mine in found.items():
@@ -158,6 +166,11 @@ def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, out
     folder = _folder(output, cases, options) / slug(variant) / str(seed)
     if summary(folder).get("status") == "done":
         return
+    begin = []
+    if variant in BEGIN:
+        _train(cases, seed, BEGIN[variant], options, output)
+        weights = _folder(output, cases, options) / slug(BEGIN[variant]) / str(seed) / "checkpoints/last.ckpt"
+        begin = [f"init.pretrained={weights}"]
     command = [
         sys.executable,
         "-m",
@@ -176,12 +189,18 @@ def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, out
         "trainer.enable_progress_bar=false",
         f"model.channels={options.channels}",
         *VARIANTS[variant],
+        *begin,
         *options.set,
         f"seed={seed}",
         f"run.dir={folder}",
     ]
-    threads = {"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {}
-    done = subprocess.run(command, env={**os.environ, **threads}, text=True, capture_output=True, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")]),
+    }
+    if options.jobs > 1:
+        environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     if done.returncode:
         log.error("%s failed: %s", folder, done.stderr.strip()[-500:])
 

@@ -6,10 +6,13 @@ from statistics import fmean
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from helpers import tiny
 from helpers.benchmarks_harness import benchmark, commands_in_this_process
+from torch import nn
 
 from benchmarks import learning
+from benchmarks.tap_rates import tap_rates
 
 
 def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
@@ -66,3 +69,15 @@ def test_paired_differences_are_over_the_seeds_of_both():
     _, corrected, _ = learning.paired({**other, 1: {"a": 0.7, "b": 0.9}}, plain, comparisons=5)
     assert corrected == pytest.approx(0.15 + 63.657 * 0.05, abs=1e-3)
     assert learning.paired({5: {"a": 1.0}}, plain) == (None, None, None)
+
+
+def test_taps_have_their_own_rates_and_the_same_weights():
+    conv = nn.Conv2d(2, 3, 3)
+    before = conv.weight.detach().clone()
+    swapped = tap_rates(conv)
+    torch.testing.assert_close(swapped.weight.detach(), before)
+    swapped.weight.sum().backward()
+    (original,) = swapped.parametrizations.weight.parameters()
+    rates = original.grad[0, :, 0].reshape(3, 3)  # (out, taps, in)
+    assert rates[1, 1] > rates[0, 1] > rates[0, 0] > 0
+    assert float(rates.square().mean()) == pytest.approx(1)

@@ -166,7 +166,7 @@ def _shared(
     folder: Path,
     work: Callable[[Case], Result],
     cases: Sequence[Case],
-    workers: int,
+    workers: int | None,
     activity: str,
 ) -> dict[str, Result]:
     """The results of work on all cases, by id; each process that has joined the claims does a share of it.

@@ -40,9 +40,7 @@ class Family:
             case's `Entry`, from its native image; and of `reference(targets, case, grid)`, what a validation
             compares with, as items of `CaseDataset`.
         planning: a `planning.planner.PatchSearch`.
-        samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says;
-            of `samples_per_epoch`, by the number of training cases; and of `check`: (split, dataset,
-            measured, data) raises an error where its images and values are no samples.
+        whole_images: a `data.loading.samplers.WholeImages`, for targets of whole images.
         validation: (config, targets, window) -> `training.validation.Validation`.
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
         keeps: (targets, image) -> what `forward` needs of a `NamedImage` beside its prepared arrays.
@@ -60,7 +58,7 @@ class Family:
     examine: str = ""
     labels: str = ""
     planning: str = ""
-    samples: str = ""
+    whole_images: str = ""
     validation: str = ""
     mixup: str = ""
     keeps: str = ""

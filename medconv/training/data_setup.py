@@ -303,9 +303,9 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     split = splits.drop_duplicates(split, contents)
     if split.train[0].values is not None:
         splits.check_examples(split, dataset.targets, _remedy(split, data))
-    own_samples = dataset.targets.family.own("samples")
-    if own_samples:
-        own_samples.check(split, dataset, measured, data)
+    whole_images = dataset.targets.family.own("whole_images")
+    if whole_images:
+        whole_images.check(split, dataset, measured, data)
     return split
 
 
@@ -329,7 +329,7 @@ def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler
     """
     foreground_share = data.oversample_foreground
     sets_share = foreground_share != DataConfig.oversample_foreground
-    if sets_share and cases.images is not None:
+    if sets_share and cases.whole_images is not None:
         log.info("data.oversample_foreground has no effect: whole images with values have no foreground")
     if node.get("_target_") is None:
         make_sampler = balanced if data.balanced_sampling else ForegroundSampler
@@ -343,7 +343,7 @@ def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler
             f"data.balanced_sampling=true has no effect with sampler._target_={target}; set only one of "
             "them, or choose sampler=balanced"
         )
-    if sets_share and cases.images is None and foreground_share != sampler.foreground_share:
+    if sets_share and cases.whole_images is None and foreground_share != sampler.foreground_share:
         raise ConfigError(
             f"data.oversample_foreground={foreground_share} has no effect with sampler._target_={target}, "
             f"whose foreground_share is {sampler.foreground_share:g}; set only one of them"
@@ -379,13 +379,13 @@ def build_data(
     patch = PatchShape(derived.patch_size, derived.slice_axis)
     class_names = prepared.dataset.class_names
     family = prepared.targets.family
-    own_samples = family.own("samples")
+    whole_images = family.own("whole_images")
     own_labels = family.own("labels")
-    if own_samples is None:
+    if whole_images is None:
         indices = partial(class_indices, prepared.train, class_names, prepared.store)
     else:
-        indices = partial(own_samples.class_indices, prepared.train, prepared.targets)
-    training_cases = TrainingCases(prepared.train, patch, indices, own_samples)
+        indices = partial(whole_images.class_indices, prepared.train, prepared.targets)
+    training_cases = TrainingCases(prepared.train, patch, indices, whole_images)
     split = DataSplit(prepared.train, prepared.val, prepared.test)
     all_cases = [*split.train, *split.val, *split.test]
     annotated = None
@@ -415,7 +415,7 @@ def build_data(
             augment=augment,
             seed=config.seed,
             channel_dropout=channel_dropout,
-            images=own_samples,
+            whole_images=whole_images,
         ),
         LoaderSettings(
             batch_size=batch_size_per_process(config),

@@ -270,10 +270,10 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     resolved = configs.resolve(config, prepared.derived)
     num_samples = resolved.data.samples_per_epoch
     if num_samples is None:
-        own_samples = prepared.targets.family.own("samples")
+        whole_images = prepared.targets.family.own("whole_images")
         num_samples = _SAMPLES_PER_EPOCH
-        if own_samples:
-            num_samples = own_samples.samples_per_epoch(len(prepared.train))
+        if whole_images:
+            num_samples = whole_images.samples_per_epoch(len(prepared.train))
     resolved = replace(
         resolved,
         model=prepared.targets.model(resolved.model),

@@ -68,6 +68,6 @@ def data_module(
         patch=PatchShape(patch_size),
         augment=augment,
         seed=0,
-        images=samples_of_images if image_level else None,
+        whole_images=samples_of_images if image_level else None,
     )
     return DataModule(store, DataSplit([*train], [*val], []), samples, LoaderSettings(**loader))

@@ -41,7 +41,7 @@ from medconv.data.loading.patch_dataset import (
     PatchDataset,
     without_dropped,
 )
-from medconv.data.loading.samplers import Sampler
+from medconv.data.loading.samplers import Sampler, WholeImages
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Store, StoreCheck
 from medconv.data.splits import DataSplit
@@ -63,8 +63,7 @@ class TrainingSamples:
         channel_dropout: which channels they lack; None: none.
         sampler: draws the case and the corner of each sample; its indices are those of the training cases.
         patch: not used for whole images with values.
-        images: of whole images with values: what makes their datasets, as `features.image_level.samples`
-            does: `ImageDataset` for training, `ImageCases` for validation. None: patches with label maps.
+        whole_images: where samples are whole images with values; None: patches with label maps.
         augment: applied to training batches: on the device if it is an accelerator, else in the workers. One
             whose class has `per_sample = True` is applied to each sample, always in the workers.
     """
@@ -74,7 +73,7 @@ class TrainingSamples:
     augment: Callable[[Batch], Batch]
     seed: int
     channel_dropout: ChannelDropout | None = None
-    images: Any = None
+    whole_images: WholeImages | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class DataModule(LightningDataModule):
             return
         entry = self.store.read(self.split.train[0].id)
         voxels: float = prod(self.samples.patch.size)  # of a training sample that a worker sends
-        if self.samples.images is not None:
+        if self.samples.whole_images is not None:
             voxels = prod(entry.image.shape[1:])
         elif process.on_gpu and (reading := self._packed_reading()) is not None:
             voxels = fmean(reading.blocks_of(number).voxels for number in range(_MEASURED))
@@ -195,8 +194,8 @@ class DataModule(LightningDataModule):
         if process.sends_half:
             collate = partial(in_half_precision, collate)
         samples = self.samples
-        if samples.images is not None:
-            dataset = samples.images.ImageDataset(
+        if samples.whole_images is not None:
+            dataset = samples.whole_images.ImageDataset(
                 self.store, self.split.train, samples.sampler, samples.seed, self.transform
             )
         else:
@@ -220,7 +219,7 @@ class DataModule(LightningDataModule):
     def _packed_reading(self) -> PackedReading | None:
         """What is read for an augmentation on an accelerator; None: the patch."""
         box_size = getattr(self.augment, "max_read_size", None)
-        if self.samples.images is not None or box_size is None:
+        if self.samples.whole_images is not None or box_size is None:
             return None
         return PackedReading(box_size, getattr(self.augment, "read_blocks", None))
 
@@ -239,8 +238,8 @@ class DataModule(LightningDataModule):
         of_rank = list(cases[process.rank :: process.world_size] or cases[:1])
         dataset: Any = CaseDataset(self.store, of_rank, self.annotated, self.own_reference)
         batching: dict[str, Any] = {"collate": itemgetter(0), "batch_size": 1}  # the case itself
-        if self.samples.images is not None and of_rank:
-            dataset = self.samples.images.ImageCases(self.store, of_rank)
+        if self.samples.whole_images is not None and of_rank:
+            dataset = self.samples.whole_images.ImageCases(self.store, of_rank)
             batching = {"collate": default_collate, "batch_size": self.loader.batch_size}
         return self._loader(dataset, **batching, shuffle=False, ends_early=True)
 
@@ -258,7 +257,7 @@ class DataModule(LightningDataModule):
         if self.trainer is None or not self.trainer.training:
             return batch
         # Whole images are compared when they are read; the processes of a machine share the store
-        if self.samples.images is None and self.trainer.local_rank == 0:
+        if self.samples.whole_images is None and self.trainer.local_rank == 0:
             self._check.go_on(self.trainer.global_step)
         self.profiler.mark("copy_to_device")
         process = self._process()

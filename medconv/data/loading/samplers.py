@@ -7,7 +7,7 @@ which is then padded on both sides.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -129,6 +129,27 @@ def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(rows[row, 1:])
 
 
+class WholeImages(Protocol):
+    """How samples are made where they are whole images with values, not patches with label maps: a module
+    that a family of targets names (`Family.whole_images`).
+
+    Args:
+        ImageDataset: (store, cases, sampler, seed, transform) -> the dataset of training samples.
+        ImageCases: (store, cases) -> the dataset of a validation.
+        BalancedImageSampler: draws each class equally often.
+        class_indices: (cases, targets) -> indices of the cases of each class.
+        samples_per_epoch: (number of training cases) -> samples, where the config sets no number.
+        check: (split, dataset, measured, data): raises an error where images and values are no samples.
+    """
+
+    ImageDataset: Callable[..., Any]
+    ImageCases: Callable[..., Any]
+    BalancedImageSampler: Callable[["TrainingCases"], "Sampler"]
+    class_indices: Callable[..., ClassIndices]
+    samples_per_epoch: Callable[[int], int]
+    check: Callable[..., None]
+
+
 @dataclass(frozen=True)
 class TrainingCases:
     """The cases to draw from.
@@ -139,14 +160,13 @@ class TrainingCases:
         class_indices: called without arguments, returns the indices of the cases of each class: of the label
             values 1, 2, ..., or of classes of whole images. Only for those who need it: it reads the
             foreground of every case.
-        images: as of `medconv.data.loading.datamodule.TrainingSamples`; its `BalancedImageSampler` balances
-            classes of whole images. None: patches with label maps.
+        whole_images: where samples are whole images with values; None: patches with label maps.
     """
 
     cases: Sequence[Case]
     patch: PatchShape
     class_indices: Callable[[], ClassIndices]
-    images: Any = None
+    whole_images: WholeImages | None = None
 
 
 class Sampler:
@@ -231,9 +251,8 @@ def balanced(cases: TrainingCases, foreground_share: float) -> Sampler:
     Raises:
         ValueError: a share that is not between 0 and 1, or targets without classes.
     """
-    if cases.images is not None:
-        sampler: Sampler = cases.images.BalancedImageSampler(cases)
-        return sampler
+    if cases.whole_images is not None:
+        return cases.whole_images.BalancedImageSampler(cases)
     return BalancedPatchSampler(cases, foreground_share)
 
 

@@ -19,9 +19,8 @@ from threadpoolctl import threadpool_limits
 from benchmarks import ct_phantom, results
 from medconv.data.case_files import image_of, label_of
 from medconv.data.datasets.dataset_json import msd
-from medconv.data.preprocessing.dataset_cache import make_entry
 from medconv.data.preprocessing.examine import examine
-from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_case
 from medconv.data.preprocessing.resampling import zoom
 from medconv.data.preprocessing.store import Store
 
@@ -64,12 +63,12 @@ def _steps(root: Path, store_folder: Path) -> tuple[dict[str, Callable[[], objec
     config = PreprocessingConfig(3, (_MM,) * 3, ("ct",), (_WINDOW,))
     num_classes = len(dataset.class_names)
     image, _ = image_of(case)
-    entry = make_entry(case, config, num_classes)
+    entry = preprocess_case(case, config, num_classes)
     steps: dict[str, Callable[[], object]] = {
         "gunzip image and label map": partial(_gunzip, case.files),
         "resample the image": partial(zoom, image[0], entry.image.shape[1:]),
         "read image and label map": lambda: (image_of(case), label_of(case)),
-        "prepare in all": lambda: Store(store_folder).write(case, make_entry(case, config, num_classes)),
+        "prepare in all": lambda: Store(store_folder).write(case, preprocess_case(case, config, num_classes)),
         "check": partial(examine, case, dataset),
     }
     return steps, image[0].size

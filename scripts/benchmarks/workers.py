@@ -26,8 +26,8 @@ from medconv.data.case import Case, Grid
 from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
 from medconv.data.loading.patch import Batch, PatchShape
 from medconv.data.loading.samplers import ForegroundSampler, TrainingCases
-from medconv.data.preprocessing.preprocess import CropInfo
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.preprocess import CropInfo, Entry
+from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 
 _ROWS = 5_000  # voxels per class that a store keeps to sample patches from

@@ -12,7 +12,7 @@ from helpers.volumes import preprocessing_config
 
 from medconv.data.case import Dataset
 from medconv.data.preprocessing import store as store_module
-from medconv.data.preprocessing.dataset_cache import make_entry
+from medconv.data.preprocessing.preprocess import preprocess_case
 from medconv.data.preprocessing.store import Store
 from medconv.utils import atomic_io
 
@@ -32,11 +32,11 @@ def rewritten(store: Store, before: dict[str, int]) -> set[str]:
 
 
 def assert_complete(store: Store, dataset: Dataset) -> None:
-    """The store has every case, as `make_entry` makes it."""
+    """The store has every case, as `preprocess_case` makes it."""
     for case in dataset.cases:
         assert store.has(case)
         entry = store.read(case.id)
-        expected = make_entry(case, preprocessing_config(), len(dataset.class_names))
+        expected = preprocess_case(case, preprocessing_config(), len(dataset.class_names))
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(entry, name), getattr(expected, name))
         assert entry.crop_info == expected.crop_info

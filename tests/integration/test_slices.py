@@ -15,8 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from medconv import config
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_label
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image, preprocess_label
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.preprocess import (
+    Entry,
+    PreprocessingConfig,
+    preprocess_image,
+    preprocess_label,
+)
+from medconv.data.preprocessing.store import Store
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.inference.sliding_window import SlidingWindow

@@ -23,7 +23,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from medconv.data.loading.worker_errors import WorkerError, doing
-from medconv.data.preprocessing.store import Entry
+from medconv.data.preprocessing.preprocess import Entry
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.atomic_io import TOO_MANY_FILES
 from medconv.utils.errors import Argument, ArgumentError

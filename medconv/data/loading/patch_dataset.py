@@ -20,7 +20,8 @@ from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.loading.patch import PackedReading, PatchShape, Sample, crop, pack
 from medconv.data.loading.samplers import Sampler
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.preprocess import Entry
+from medconv.data.preprocessing.store import Store
 from medconv.data.random_streams import RandomStream, generator
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets, over_voxels

@@ -13,7 +13,8 @@ import numpy as np
 
 from medconv.data.case import Case
 from medconv.data.loading.patch import PatchShape
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.preprocess import Entry
+from medconv.data.preprocessing.store import Store
 from medconv.data.random_streams import RandomStream, generator
 
 ClassIndices = Sequence[Sequence[int]]

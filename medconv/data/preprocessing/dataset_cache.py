@@ -16,20 +16,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
-from scipy.ndimage import find_objects
 
 from medconv.data.case import Case, Dataset
-from medconv.data.case_files import image_of, label_of
-from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.check import CheckResult, Examined, check, still_invalid
 from medconv.data.preprocessing.compressed import Compression
 from medconv.data.preprocessing.examine import REPORT_VERSION, CaseReport
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image, preprocess_label
-from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
-from medconv.targets import Targets
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_case
+from medconv.data.preprocessing.store import BROKEN, Store, signature
 from medconv.utils import locks
 from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.cluster import has_neighbours
@@ -44,7 +39,6 @@ _VERIFIED_AT_START = 256 * 2**20
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-_LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 
 def dataset_folder(cache: Path, dataset: Dataset) -> Path:
@@ -154,7 +148,7 @@ def fill_store(
             "(spacing_mm); prepare_workers=1 has one case at a time in memory"
         )
         with explained(memory_error, MemoryError):
-            entry = make_entry(case, config, len(dataset.class_names), dataset.targets)
+            entry = preprocess_case(case, config, len(dataset.class_names), dataset.targets)
             store.write(case, entry, sources)
 
     _shared(claims, folder, prepare, missing, workers, "preparing")
@@ -323,68 +317,3 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def make_entry(
-    case: Case, config: PreprocessingConfig, num_classes: int, targets: Targets | None = None
-) -> Entry:
-    """One case from its files to an entry of the store.
-
-    Args:
-        targets: None: label maps as they are, without a value to ignore.
-    Raises:
-        ValueError: files that were replaced after the check and are now invalid.
-    """
-    native, grid = image_of(case)
-    ignore = targets.ignore if targets else None  # the label value of unlabelled voxels
-    own_labels = targets and targets.family.own("labels")
-    highest_label = -1
-    if case.label is not None and not own_labels:
-        native_label, label_grid = label_of(case)
-        if isinstance(targets, SegmentationTargets):
-            native_label = targets.learned_label(native_label)
-        native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
-        labelled = native_label if ignore is None else native_label[native_label != ignore]
-        highest_label = labelled.max(initial=0)
-    # Plane by plane, since the answers for a whole CT are 80 MB.
-    is_finite = all(np.isfinite(plane).all() for channel in native for plane in channel)
-    if not is_finite or highest_label >= num_classes:
-        raise ValueError(
-            f"case {case.id}: its files were replaced after the check, and are invalid; start again"
-        )
-    try:
-        image, crop_info = preprocess_image(native, grid, config, case.missing_channels)
-    except ValueError as error:
-        raise ValueError(f"case {case.id}: {case.images[0]}: {error}") from error
-    if case.label is None:
-        return Entry(image, NOTHING, NOTHING, crop_info)
-    if own_labels:
-        label, soft_label = own_labels.prepared(targets, case, native, crop_info, config)
-        return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
-    num_values = max(num_classes, 1 + (ignore or 0))
-    label = preprocess_label(native_label, crop_info, config, num_values)
-    return Entry(image, label, _foreground(label, num_classes, ignore), crop_info)
-
-
-def _foreground(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarray:
-    """(voxels, 1 + axes) int32: class and position, spread evenly over each class, at most `_LOCATIONS` each.
-
-    If there is a value to ignore, class 0 means all labelled voxels of any class.
-    """
-    # Each class in its bounding box: a hundred passes over a CT would take seconds.
-    boxes = dict(enumerate(find_objects(label, max_label=num_classes - 1), start=1))
-    if ignore is not None:
-        boxes = {0: tuple(slice(0, voxels) for voxels in label.shape), **boxes}
-    rows = [np.empty((0, 1 + label.ndim), np.int32)]
-    for label_value, box in boxes.items():
-        if box is None:
-            continue
-        mask = label[box] == label_value if label_value else label != ignore
-        indices = np.flatnonzero(mask)
-        count = min(len(indices), _LOCATIONS)
-        evenly = np.linspace(0, len(indices) - 1, count).astype(np.int64)
-        positions = np.column_stack(np.unravel_index(indices[evenly], mask.shape))
-        positions += [axis.start for axis in box]
-        label_values = np.full(len(positions), label_value)
-        rows.append(np.column_stack([label_values, positions]).astype(np.int32))
-    return np.concatenate(rows)

@@ -6,17 +6,18 @@ prepared grid still 14.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 import torch
-from scipy.ndimage import binary_fill_holes
+from scipy.ndimage import binary_fill_holes, find_objects
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.data.case import Grid
-from medconv.data.io.grids import canonical_spacing, from_canonical, to_canonical
+from medconv.data.case import Case, Grid
+from medconv.data.case_files import image_of, label_of
+from medconv.data.io.grids import canonical_spacing, from_canonical, on_grid, to_canonical
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.resampling import (
     nearest,
@@ -26,6 +27,8 @@ from medconv.data.preprocessing.resampling import (
     zoom_label,
     zoom_within_range,
 )
+from medconv.targets import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError
 
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
@@ -33,6 +36,8 @@ CONVENTIONS = (None, "nnunet", "nnunet_ras")
 SINGLE_SLICES = "as slices of volumes"
 Box = tuple[slice, ...]
 _VOXELS = 2**20  # of a slab on the native grid; 4 MiB for each array of one channel
+_LOCATIONS = 5_000  # foreground voxels kept per class and case
+NOTHING = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -265,6 +270,95 @@ def preprocess_label(
     if config.image_dims == 2:
         resampled = resampled[..., 0]
     return np.ascontiguousarray(resampled, np.uint8 if num_classes <= 256 else np.int16)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One prepared case; the arrays are read-only memory maps, or `CompressedArray`s, which read alike.
+
+    Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
+    and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel;
+    soft_label (classes, *spatial) float16, the probabilities whose most probable class is `label`, or what
+    `Family.labels` prepares, float16 or float32.
+    For image-level targets, label and foreground are `NOTHING`, which is not written; so is `soft_label`
+    where labels are label maps.
+    """
+
+    image: np.ndarray
+    label: np.ndarray
+    foreground: np.ndarray
+    crop_info: CropInfo
+    soft_label: np.ndarray = field(default_factory=lambda: NOTHING)
+
+    @property
+    def training_label(self) -> np.ndarray:
+        """What the loss is computed from: (1, *spatial), or of probabilities (classes, *spatial)."""
+        return self.soft_label if self.soft_label.size else self.label[None]
+
+
+def preprocess_case(
+    case: Case, config: PreprocessingConfig, num_classes: int, targets: Targets | None = None
+) -> Entry:
+    """One case from its files to an entry of the store.
+
+    Args:
+        targets: None: label maps as they are, without a value to ignore.
+    Raises:
+        ValueError: files that were replaced after the check and are now invalid.
+    """
+    native, grid = image_of(case)
+    ignore = targets.ignore if targets else None  # the label value of unlabelled voxels
+    own_labels = targets and targets.family.own("labels")
+    highest_label = -1
+    if case.label is not None and not own_labels:
+        native_label, label_grid = label_of(case)
+        if isinstance(targets, SegmentationTargets):
+            native_label = targets.learned_label(native_label)
+        native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
+        labelled = native_label if ignore is None else native_label[native_label != ignore]
+        highest_label = labelled.max(initial=0)
+    # Plane by plane, since the answers for a whole CT are 80 MB.
+    is_finite = all(np.isfinite(plane).all() for channel in native for plane in channel)
+    if not is_finite or highest_label >= num_classes:
+        raise ValueError(
+            f"case {case.id}: its files were replaced after the check, and are invalid; start again"
+        )
+    try:
+        image, crop_info = preprocess_image(native, grid, config, case.missing_channels)
+    except ValueError as error:
+        raise ValueError(f"case {case.id}: {case.images[0]}: {error}") from error
+    if case.label is None:
+        return Entry(image, NOTHING, NOTHING, crop_info)
+    if own_labels:
+        label, soft_label = own_labels.prepared(targets, case, native, crop_info, config)
+        return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
+    num_values = max(num_classes, 1 + (ignore or 0))
+    label = preprocess_label(native_label, crop_info, config, num_values)
+    return Entry(image, label, _foreground(label, num_classes, ignore), crop_info)
+
+
+def _foreground(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarray:
+    """(voxels, 1 + axes) int32: class and position, spread evenly over each class, at most `_LOCATIONS` each.
+
+    If there is a value to ignore, class 0 means all labelled voxels of any class.
+    """
+    # Each class in its bounding box: a hundred passes over a CT would take seconds.
+    boxes = dict(enumerate(find_objects(label, max_label=num_classes - 1), start=1))
+    if ignore is not None:
+        boxes = {0: tuple(slice(0, voxels) for voxels in label.shape), **boxes}
+    rows = [np.empty((0, 1 + label.ndim), np.int32)]
+    for label_value, box in boxes.items():
+        if box is None:
+            continue
+        mask = label[box] == label_value if label_value else label != ignore
+        indices = np.flatnonzero(mask)
+        count = min(len(indices), _LOCATIONS)
+        evenly = np.linspace(0, len(indices) - 1, count).astype(np.int64)
+        positions = np.column_stack(np.unravel_index(indices[evenly], mask.shape))
+        positions += [axis.start for axis in box]
+        label_values = np.full(len(positions), label_value)
+        rows.append(np.column_stack([label_values, positions]).astype(np.int32))
+    return np.concatenate(rows)
 
 
 def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import stamp
 from medconv.data.preprocessing.compressed import CompressedArray, Compression
-from medconv.data.preprocessing.preprocess import CropInfo
+from medconv.data.preprocessing.preprocess import NOTHING, CropInfo, Entry
 from medconv.utils.atomic_io import NO_ROOM, replacing, write_text
 
 _ARRAYS = ("image", "label", "foreground", "soft_label")  # of an entry; not all have all of them
@@ -35,33 +35,8 @@ BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowErro
 _WRONG_CHECKSUM = "the checksum of {} is wrong, the disk or a copy changed it"
 _BLOCK = 4 * 2**20  # bytes that are read at once
 _DTYPES = ("<f4", "<f2", "|u1", "<i2", "<i4")
-NOTHING = np.empty(0, np.float32)
 _SHARE = 0.02  # of a core's time, and of the disk's
 _WAITS_PER_READ = (1 - _SHARE) / _SHARE
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One prepared case; the arrays are read-only memory maps, or `CompressedArray`s, which read alike.
-
-    Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
-    and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel;
-    soft_label (classes, *spatial) float16, the probabilities whose most probable class is `label`, or what
-    `Family.labels` prepares, float16 or float32.
-    For image-level targets, label and foreground are `NOTHING`, which is not written; so is `soft_label`
-    where labels are label maps.
-    """
-
-    image: np.ndarray
-    label: np.ndarray
-    foreground: np.ndarray
-    crop_info: CropInfo
-    soft_label: np.ndarray = field(default_factory=lambda: NOTHING)
-
-    @property
-    def training_label(self) -> np.ndarray:
-        """What the loss is computed from: (1, *spatial), or of probabilities (classes, *spatial)."""
-        return self.soft_label if self.soft_label.size else self.label[None]
 
 
 @dataclass(frozen=True)

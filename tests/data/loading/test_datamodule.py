@@ -25,7 +25,7 @@ from medconv.data.loading.patch import PackedReading, PatchShape, collate_packed
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.samplers import ForegroundSampler
 from medconv.data.preprocessing.dataset_cache import fill_store
-from medconv.data.preprocessing.store import Entry
+from medconv.data.preprocessing.preprocess import Entry
 from medconv.utils.errors import ArgumentError
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"

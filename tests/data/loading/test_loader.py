@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from medconv.data.loading import loader
 from medconv.data.loading.loader import check_room, largest_case_bytes, patch_bytes
-from medconv.data.preprocessing.store import NOTHING, Entry
+from medconv.data.preprocessing.preprocess import NOTHING, Entry
 from medconv.utils import signals
 from medconv.utils.errors import ArgumentError
 

@@ -22,8 +22,8 @@ from medconv.data.loading.patch_dataset import (
 )
 from medconv.data.loading.samplers import ForegroundSampler
 from medconv.data.preprocessing.dataset_cache import fill_store
-from medconv.data.preprocessing.preprocess import CropInfo
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.preprocess import CropInfo, Entry
+from medconv.data.preprocessing.store import Store
 from medconv.targets.regions import RegionTargets
 
 PATCH = (6, 5, 4)

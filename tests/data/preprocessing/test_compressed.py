@@ -17,8 +17,8 @@ from medconv.data.case import Grid
 from medconv.data.loading.patch import crop, pack
 from medconv.data.preprocessing.compressed import Compression
 from medconv.data.preprocessing.dataset_cache import fill_store
-from medconv.data.preprocessing.preprocess import CropInfo
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.preprocess import CropInfo, Entry
+from medconv.data.preprocessing.store import Store
 from medconv.utils import checkpoint_io
 from medconv.utils.signals import RunInterrupted
 

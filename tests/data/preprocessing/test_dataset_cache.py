@@ -21,20 +21,13 @@ from helpers.volumes import (
     truncate,
     unprivileged,
     write_msd,
-    write_nnunet,
 )
 from helpers.waiting import PATIENCE_S
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.dataset_json import msd, nnunet
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing import dataset_cache
-from medconv.data.preprocessing.dataset_cache import (
-    cached_fingerprint,
-    dataset_folder,
-    examined,
-    fill_store,
-    make_entry,
-)
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset_folder, examined, fill_store
 from medconv.data.preprocessing.preprocess import preprocess_label
 from medconv.data.preprocessing.store import Store
 
@@ -124,7 +117,7 @@ def test_a_case_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):
     def preprocess(*args):
         raise MemoryError("Unable to allocate 29.5 GiB")
 
-    monkeypatch.setattr(dataset_cache, "preprocess_image", preprocess)
+    monkeypatch.setattr(dataset_cache, "preprocess_case", preprocess)
     dataset = tiny(tmp_path / "data", 1)
     expected = rf"case {dataset.cases[0].id}: memory ran out .* 1 x 1.5 x 2 mm .*prepare_workers=1 .*29.5 GiB"
     with pytest.raises(ValueError, match=expected):
@@ -227,7 +220,7 @@ def test_warnings_are_logged(tmp_path, caplog):
 
 def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(tmp_path, monkeypatch):
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    real = dataset_cache.make_entry
+    real = dataset_cache.preprocess_case
 
     def replaced_meanwhile(case, *arguments):
         entry = real(case, *arguments)
@@ -235,7 +228,7 @@ def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(tmp_path, mo
         os.utime(case.images[0], ns=(1, 1))
         return entry
 
-    monkeypatch.setattr(dataset_cache, "make_entry", replaced_meanwhile)
+    monkeypatch.setattr(dataset_cache, "preprocess_case", replaced_meanwhile)
     store = fill_store(dataset, preprocessing_config(), cache, 1)
     assert not store.has(dataset.cases[0])
     monkeypatch.undo()
@@ -310,35 +303,3 @@ def test_an_unwritable_cache_is_named(open_folder):
     (open_folder / "cache/.lock").chmod(0o666)
     error = unprivileged(fill_store, dataset, preprocessing_config(), open_folder / "cache", 1)
     assert error == f"ArgumentError: cache_dir: cannot write to {store.folder} (Permission denied)"
-
-
-def test_a_prepared_case_has_image_label_and_foreground(tmp_path):
-    (case,) = nnunet(write_nnunet(tmp_path, 1)).cases
-    entry = make_entry(case, preprocessing_config(channels=2), 3)
-    np.testing.assert_array_equal(entry.image, [image_array(0), image_array(0) + 100])
-    assert entry.image.dtype == np.float32 and entry.label.dtype == np.uint8
-    np.testing.assert_array_equal(entry.label, label_array(0))
-    assert entry.foreground.dtype == np.int32
-    assert entry.foreground.shape == (np.count_nonzero(label_array(0)), 4)  # class and position
-    for value, *where in entry.foreground:
-        assert label_array(0)[tuple(where)] == value
-    assert len(np.unique(entry.foreground, axis=0)) == len(entry.foreground)
-
-
-def test_foreground_positions_are_spread_over_a_large_class(tmp_path):
-    (case,) = tiny(tmp_path, 1).cases
-    label = np.ones((30, 30, 30), np.uint8)
-    label[0, 0, :3] = 2
-    save(case.files[0], image_array(0, (30, 30, 30)))
-    save(case.files[1], label)
-    foreground = make_entry(case, preprocessing_config(), 3).foreground
-    big, small = foreground[foreground[:, 0] == 1], foreground[foreground[:, 0] == 2]
-    assert len(big) == 5_000 and len(small) == 3
-    assert big[:, 1].min() == 0 and big[:, 1].max() > 25 and abs(big[:, 1].mean() - 14.5) < 3
-
-
-def test_a_case_without_foreground_has_no_positions(tmp_path):
-    dataset = tiny(tmp_path / "data", 1)
-    save(dataset.cases[0].files[-1], np.zeros(SHAPE, np.uint8))
-    entry = make_entry(dataset.cases[0], preprocessing_config(), 3)
-    assert entry.foreground.shape == (0, 4)

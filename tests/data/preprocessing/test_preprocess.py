@@ -10,11 +10,23 @@ import numpy as np
 import pytest
 import torch
 from helpers.restoring import restore
-from helpers.volumes import ORIENTATIONS, affine_of, dice, preprocessing_config, rotation
+from helpers.volumes import (
+    ORIENTATIONS,
+    affine_of,
+    dice,
+    image_array,
+    label_array,
+    preprocessing_config,
+    rotation,
+    save,
+    tiny,
+    write_nnunet,
+)
 from helpers.waiting import PATIENCE_S
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
+from medconv.data.datasets.dataset_json import nnunet
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image, read_label
 from medconv.data.preprocessing import preprocess
@@ -23,6 +35,7 @@ from medconv.data.preprocessing.preprocess import (
     PreprocessingConfig,
     SlabGrid,
     content_box,
+    preprocess_case,
     preprocess_image,
     preprocess_label,
     resampled_shape,
@@ -350,6 +363,7 @@ def test_restore_does_not_hold_all_channels_on_the_native_grid():
 import resource, sys, numpy as np, torch
 from helpers.restoring import restore
 from medconv.data.case import Grid
+from medconv.data.datasets.dataset_json import nnunet
 from medconv.data.preprocessing.preprocess import CropInfo
 torch.set_num_threads(1)
 grid = Grid.of((80, 80, 80), np.eye(4))
@@ -369,3 +383,35 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert int(done.stdout) < 30_000  # KB
+
+
+def test_a_prepared_case_has_image_label_and_foreground(tmp_path):
+    (case,) = nnunet(write_nnunet(tmp_path, 1)).cases
+    entry = preprocess_case(case, preprocessing_config(channels=2), 3)
+    np.testing.assert_array_equal(entry.image, [image_array(0), image_array(0) + 100])
+    assert entry.image.dtype == np.float32 and entry.label.dtype == np.uint8
+    np.testing.assert_array_equal(entry.label, label_array(0))
+    assert entry.foreground.dtype == np.int32
+    assert entry.foreground.shape == (np.count_nonzero(label_array(0)), 4)  # class and position
+    for value, *where in entry.foreground:
+        assert label_array(0)[tuple(where)] == value
+    assert len(np.unique(entry.foreground, axis=0)) == len(entry.foreground)
+
+
+def test_foreground_positions_are_spread_over_a_large_class(tmp_path):
+    (case,) = tiny(tmp_path, 1).cases
+    label = np.ones((30, 30, 30), np.uint8)
+    label[0, 0, :3] = 2
+    save(case.files[0], image_array(0, (30, 30, 30)))
+    save(case.files[1], label)
+    foreground = preprocess_case(case, preprocessing_config(), 3).foreground
+    big, small = foreground[foreground[:, 0] == 1], foreground[foreground[:, 0] == 2]
+    assert len(big) == 5_000 and len(small) == 3
+    assert big[:, 1].min() == 0 and big[:, 1].max() > 25 and abs(big[:, 1].mean() - 14.5) < 3
+
+
+def test_a_case_without_foreground_has_no_positions(tmp_path):
+    dataset = tiny(tmp_path / "data", 1)
+    save(dataset.cases[0].files[-1], np.zeros_like(label_array(0)))
+    entry = preprocess_case(dataset.cases[0], preprocessing_config(), 3)
+    assert entry.foreground.shape == (0, 4)

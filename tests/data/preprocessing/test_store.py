@@ -42,7 +42,8 @@ from medconv.data.datasets.dataset_json import msd
 from medconv.data.loading.patch_dataset import CaseDataset
 from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing import store as store_module
-from medconv.data.preprocessing.dataset_cache import fill_store, make_entry
+from medconv.data.preprocessing.dataset_cache import fill_store
+from medconv.data.preprocessing.preprocess import preprocess_case
 from medconv.data.preprocessing.store import Store, StoreCheck, _save
 
 CASES = ["case_0", "case_1", "case_2"]
@@ -51,7 +52,7 @@ CASES = ["case_0", "case_1", "case_2"]
 def test_an_entry_is_read_as_it_was_written(tmp_path):
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
-    store, entry = Store(tmp_path / "store"), make_entry(case, preprocessing_config(), 3)
+    store, entry = Store(tmp_path / "store"), preprocess_case(case, preprocessing_config(), 3)
     assert not store.has(case)
     store.write(case, entry)
     assert store.has(case)
@@ -93,7 +94,7 @@ def test_a_reader_never_sees_half_an_entry(tmp_path):
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     steps = []
     with before_each_file(lambda path: steps.append((path.name, store.has(case)))):
-        store.write(case, make_entry(case, preprocessing_config(), 3))
+        store.write(case, preprocess_case(case, preprocessing_config(), 3))
     assert steps == [(f"case_0.{n}", False) for n in ("image.npy", "label.npy", "foreground.npy", "json")]
     assert store.has(case)
 

@@ -353,11 +353,6 @@ def compose(arguments: Sequence[str]) -> list[Composed]:
     return Composer(hydra_flags(arguments, "medconv train")).configs()
 
 
-def validated_configs(arguments: Sequence[str]) -> list[config.RunConfig]:
-    """The same as `compose`, checked. Raises: ConfigError: as `Composer` and `validate`."""
-    return [config.validate(composed.values) for composed in compose(arguments)]
-
-
 @contextmanager
 def explaining(arguments: Sequence[str]) -> Iterator[None]:
     """Inside, Hydra's errors name the nearest keys and options, or how a value is written."""

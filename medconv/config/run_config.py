@@ -37,12 +37,6 @@ def validate(composed: DictConfig) -> RunConfig:
         omegaconf.errors.OmegaConfBaseException: an interpolation of a key that does not exist.
     """
     values: Any = OmegaConf.to_container(composed, resolve=False)
-    path = values.pop("ckpt_path", None)
-    if path is not None:  # as other templates of Lightning name it
-        resume = values["run"]["resume"]
-        if resume != "auto":
-            raise ConfigError(f"ckpt_path={path} is the same as run.resume={resume}; set only one")
-        values["run"]["resume"] = str(path)
     # names, types and ranges come first: they need no class, whose import takes seconds
     check_names(values)
     keys = list(declared_keys(RunConfig))

@@ -22,7 +22,25 @@ from omegaconf import MISSING
 
 from medconv.config.keys import Node, key
 from medconv.config.values import ConfigError, duration_seconds, is_plain
-from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
+
+# of `Trainer(precision=...)`, and medconv's `auto`
+PRECISIONS = (
+    "auto",
+    "bf16-mixed",
+    "16-mixed",
+    "32-true",
+    "64-true",
+    "bf16-true",
+    "16-true",
+    "transformer-engine",
+    "transformer-engine-float16",
+    "64",
+    "32",
+    "16",
+    "bf16",
+)
+# of `torch.set_float32_matmul_precision`
+MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 
 @dataclass(frozen=True)
@@ -471,7 +489,7 @@ class Derived:
     channels: list[int] = MISSING
     normalisation: list[str] = MISSING
     memory_gb: float = MISSING
-    size: str = "full"  # of runs before there were sizes
+    size: str = MISSING
     stage_strides: list[list[int]] = MISSING
     monitor: str = MISSING
     monitor_mode: str = MISSING

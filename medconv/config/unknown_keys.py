@@ -29,6 +29,7 @@ _KEYS = {
     "extras.enforce_tags": "tags=[...] sets tags; medconv never prompts for them",
     "extras": "--cfg job prints the config; tags=[...] sets tags",
     "paths": "data.root is the dataset's folder, run.dir the run's",
+    "ckpt_path": "run.resume=FILE resumes from a checkpoint",
     "train": "medconv train always trains; test=true also scores the test cases",
     "optimized_metric": "hydra/sweeper=optuna follows the metric of the task (docs/sweeps.md)",
 }
@@ -76,7 +77,6 @@ def same_here(word: str) -> str | None:
     return _OPTIONS.get(word) or _KEYS.get(word) or _KEYS.get(group)
 
 
-_OF_THE_COMMAND = "ckpt_path"  # the same as run.resume
 _DERIVED = re.compile(r"\$\{derived\.(\w+)")  # such as ${derived.num_channels}
 
 
@@ -101,7 +101,7 @@ def check_names(values: Mapping[str, Any]) -> None:
             if name in typed_groups and isinstance(value, Mapping):
                 unknown = [key for key in value if key not in typed_groups[name]]
                 problems += [problem for key in unknown for problem in _unknown_in_group(name, key)]
-        elif name not in single_keys and name != _OF_THE_COMMAND:
+        elif name not in single_keys:
             problems.append(unknown_key(name))
     known = [entry.name for entry in fields(Derived)]
     problems += [

@@ -18,6 +18,7 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError
 
 Relabel = tuple[tuple[int, int], ...]  # pairs of value in the file and label value, see `Case.relabel`
+MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 
 
 @dataclass(frozen=True)

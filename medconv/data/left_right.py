@@ -82,8 +82,6 @@ def warn_of_lookalikes(
     It need not be asked if neither mirrors along `left_right_axis`.
 
     Args:
-        targets: what the network predicts.
-        class_names: by label value.
         pairs: label values that augmentation swaps when it mirrors.
         left_right_axis: axis of the array from left to right; None: unknown.
         mirrored_axes: axes along which augmentation mirrors.

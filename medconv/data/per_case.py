@@ -22,7 +22,6 @@ def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
     """The dataset with a stated spacing in place of that of the headers.
 
     Args:
-        dataset: any dataset.
         setting: mm along right, anterior, superior, or {pattern: mm}.
 
     Raises:
@@ -65,7 +64,6 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
     """The dataset with the annotated classes that a setting names for some of its cases.
 
     Args:
-        dataset: with label maps.
         setting: {pattern: class names}.
 
     Raises:
@@ -115,7 +113,6 @@ def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tup
     """Check that training can learn every class from the cases that annotate it.
 
     Args:
-        train: the training cases.
         dataset: all cases, and the names of the classes.
         pairs: label values that a mirror exchanges.
 
@@ -144,10 +141,6 @@ def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tup
 def with_missing_channels(dataset: Dataset, setting: str) -> Dataset:
     """The dataset without the errors of cases that lack channels, if they may.
 
-    Args:
-        dataset: any dataset.
-        setting: `allow`.
-
     Raises:
         ArgumentError: a channel that every case lacks.
     """
@@ -167,7 +160,6 @@ def with_weights(dataset: Dataset, setting: Any) -> Dataset:
     """The dataset with the sampling weights of a setting.
 
     Args:
-        dataset: any dataset.
         setting: {pattern: weight}.
 
     Raises:
@@ -186,8 +178,6 @@ def by_case(setting: Mapping[str, Any], cases: Sequence[Case], name: str) -> dic
     """Case id to the value of the pattern that it matches, for the cases that match one.
 
     Args:
-        setting: pattern to value.
-        cases: all cases of the dataset.
         name: argument that gives the setting, for messages.
 
     Raises:

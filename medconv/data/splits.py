@@ -50,9 +50,7 @@ def split_cases(
     """The splits that the cases define; a fold if they define no validation cases.
 
     Args:
-        cases: all cases of the dataset.
         fold: its number, from 0, or `all`.
-        num_folds: how many folds there are.
         splits: path of a splits file, see `split_fold`.
 
     Raises:
@@ -112,8 +110,6 @@ class SplitPatient(NamedTuple):
     """A case in training and one in validation whose ids suggest the same patient.
 
     Args:
-        train: id of the case in training.
-        val: id of the case in validation.
         group_pattern: for `grouped`, which would keep them together.
     """
 
@@ -189,7 +185,6 @@ def drop_cases(data_split: DataSplit, skipped: Mapping[str, str]) -> DataSplit:
     """The split without some cases.
 
     Args:
-        data_split: any split.
         skipped: case id to the reason.
     """
     train, val, test = ([case for case in cases if case.id not in skipped] for cases in data_split)
@@ -200,7 +195,6 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
     """The split without training cases whose image is also in validation or test; a warning names them.
 
     Args:
-        data_split: any split.
         contents: case id to a hash of its image; empty: equal to no other.
 
     Raises:

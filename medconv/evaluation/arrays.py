@@ -32,7 +32,6 @@ def evaluate(
     Shape: two integer label maps (X, Y, Z) or (X, Y) of each case.
 
     Args:
-        predictions: case to label map.
         references: case to label map; further cases are left out.
         spacing_mm: of the axes, in mm; for all cases, or by case.
         targets: what the label values mean: a model's `targets`, or names of the classes from label value 0,
@@ -130,14 +129,7 @@ def _label_map(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _grid(shape: Sequence[int], num_axes: int, spacing_mm: Spacing, case: str) -> Grid:
-    """The grid of a label map, whose axes point right, anterior and superior.
-
-    Args:
-        shape: (X, Y, Z).
-        num_axes: of its array, 2 or 3.
-        spacing_mm: of these axes.
-        case: its id.
-    """
+    """The grid of a label map, whose axes point right, anterior and superior."""
     if isinstance(spacing_mm, Mapping):
         spacing_mm = _of_case(spacing_mm, case, "spacing_mm")
     spacing = [float(mm) for mm in spacing_mm]

@@ -63,13 +63,7 @@ def agreed_spacing(predictions: Sequence[Path], cases: Collection[str]) -> list[
 
 
 def stated_grid(grid: Grid, stated: Any, case: str) -> Grid:
-    """The grid with the stated spacing.
-
-    Args:
-        grid: of the file.
-        stated: from `stated_spacing`.
-        case: its id.
-    """
+    """The grid with the stated spacing."""
     if stated is None:
         return grid
     spacing_mm = source_spacing(stated, case)
@@ -105,9 +99,7 @@ class Settings:
 
     Args:
         tolerances: of the surface Dice in mm, by class; None stands for all other classes.
-        selection: further metrics.
         annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
-        raters: of the references.
     """
 
     tolerances: Mapping[str | None, float]

@@ -29,9 +29,6 @@ _DEFAULT_TOLERANCE_MM = 1.0
 def case_files(path: Path, argument: str) -> dict[str, Path]:
     """Case id to its file, from a folder of images or from a pattern with `{id}`.
 
-    Args:
-        path: the folder or pattern.
-        argument: its name, for messages.
     Raises:
         ValueError: no such folder, or no file.
     """
@@ -132,8 +129,6 @@ def check_declared(
 
     Args:
         path: the file, or what stands for it in messages.
-        label: the label map.
-        targets: the classes.
         ignore: a value that it may have, too.
     Raises:
         ValueError: it has; names the file.
@@ -224,8 +219,6 @@ def with_annotated_structures(
     """The references; contours (RTSTRUCT) may lack the structures of classes that are not annotated.
 
     Args:
-        references: case to file.
-        options: as `annotated` takes them.
         targets: None: classes are numbered.
     """
     paths = dict(references)
@@ -297,11 +290,8 @@ def images_of(
     """Case to its image, CASE.nii.gz or its first channel CASE_0000.nii.gz, for cases that have one.
 
     Args:
-        predictions: folder of the predictions.
-        references: folder of the references.
         folder: None: the images that the manifest beside the predictions names, else `imagesTr` beside
             `labelsTr` (or `imagesTs` beside `labelsTs`), if it exists.
-        cases: their ids.
     Raises:
         ValueError: `folder` holds no image of these cases.
     """

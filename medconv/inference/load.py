@@ -29,12 +29,12 @@ from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.value_bands import Band
 from medconv.inference.sliding_window import SlidingWindow, usable_axes, window_of
-from medconv.metrics.calibration import LARGEST_TEMPERATURE
 from medconv.models.build import build_network, check_folding, has_own_layers
 from medconv.models.outputs import full_resolution
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
+from medconv.targets.scores import LARGEST_TEMPERATURE
 from medconv.utils import checkpoint_io
 from medconv.utils.errors import with_class
 from medconv.utils.hardware import autocast_dtype

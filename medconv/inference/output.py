@@ -74,17 +74,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def add_to_manifest(folder: Path, **values: Any) -> None:
-    """Further keys of a folder's manifest, until predictions are added to it; a folder without one gets none.
-
-    Raises: OSError: it cannot be written.
-    """
-    with held(FileLock(folder / ".lock")):
-        manifest = read_manifest(folder)
-        if manifest:
-            write_text(folder / MANIFEST, json.dumps({**manifest, **values}, indent=2) + "\n")
-
-
 def case_entry(images: Sequence[Path]) -> Entry:
     """A case's images, with stamps that show when a file was replaced by another of the same name."""
     stamps: list[list[int] | None] = []

@@ -27,7 +27,7 @@ from medconv.data.case import Case, Grid
 from medconv.data.datasets.tables import PATH_COLUMN
 from medconv.data.io.grids import canonical_shape, canonical_spacing
 from medconv.data.io.images import shape_and_affine
-from medconv.data.io.nifti import check_memory
+from medconv.data.io.nifti import FITS_ANYWHERE, LOADING, check_memory
 from medconv.data.preprocessing.preprocess import resampled_shape
 from medconv.inference.load import LoadedModel
 from medconv.inference.output import Claim, Output, OutputDir
@@ -51,7 +51,6 @@ Answer = TypeVar("Answer")
 Predicted = list[tuple[Case, Any]]
 # Of a checkpoint's hash, in the manifest.
 _DIGITS = 16
-_LOADING = 12  # bytes a voxel and channel, measured: three times the float32 image
 _LABEL = 4  # bytes a voxel: the label map on the content's grid and on the image's
 # Bytes a voxel while probabilities are written: the sum over classes, a channel on the content's grid and on
 # the image's.
@@ -61,7 +60,6 @@ _PLANES = 1.4
 _USABLE = 0.8  # share of the machine's memory
 _LOOKED_AT = 8  # cases; headers of thousands would take minutes
 _WORTH_SAYING = 2**30  # bytes
-_FITS_ANYWHERE = 2**29  # bytes; no machine on which torch runs has less memory
 
 
 def predict(
@@ -374,7 +372,7 @@ def fitting_workers(
         needs = [replace(need, writing=_PROBABILITIES * prod(need.shape)) for need in needs]
     largest = max(needs, key=lambda need: need.total(workers))
     if available is None:
-        if largest.total(workers) < _FITS_ANYWHERE:
+        if largest.total(workers) < FITS_ANYWHERE:
             return workers
         available = total_memory()
     machine = available
@@ -412,7 +410,7 @@ def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool) -> Need
     if members[0].source_spacing_mm is None and not is_plausible(spacing_mm, members[0]):
         return None
     voxels = prod(grid.shape)
-    loading = _LOADING * voxels * len(members[0].modalities)
+    loading = LOADING * voxels * len(members[0].modalities)
     # Members with the same preprocessing and windows share a sum.
     sums = list({(str(member.preprocessing), member.window): member for member in members}.values())
     shapes: list[tuple[int, ...]] = []

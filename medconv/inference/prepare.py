@@ -12,7 +12,7 @@ import nibabel as nib
 import numpy as np
 from nibabel.spatialimages import SpatialImage
 
-from medconv.data.case import Case, Grid
+from medconv.data.case import MAX_SHEAR, Case, Grid
 from medconv.data.case_files import image_of
 from medconv.data.io.grids import canonical_spacing, check_same_grid
 from medconv.data.io.images import UNORIENTED, channel_doubts, lacks_orientation
@@ -165,7 +165,6 @@ def _real(name: str, array: np.ndarray) -> np.ndarray:
 
 
 # Degrees, as in training's checks.
-_MAX_SHEAR = 0.5
 # A spacing this many times below or above that of all training cases causes a warning.
 _FAR = 2.0
 # Mean over axes of how many times longer or shorter voxels are than all of training; then the header is
@@ -314,7 +313,7 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
             )
             break
     shear = image.grid.shear
-    if shear > _MAX_SHEAR:
+    if shear > MAX_SHEAR:
         warnings.append(f"its axes are {shear:.1f} degrees off a right angle; it is used as it is")
     if not image.is_oriented:
         warnings.append(UNORIENTED)

@@ -80,7 +80,6 @@ def plan(
     """Plan a U-Net, its patches and batches for a dataset; values of `overrides` are not changed.
 
     Args:
-        fingerprint: of the dataset.
         overrides: values that the config sets; None: none.
         budget: memory, precision and size; None: the default.
         modalities: one per channel; None is MRI.

@@ -52,8 +52,6 @@ def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_st
     many) and its voxels are below twice as long as the finest of those that can be halved.
 
     Args:
-        patch: voxels.
-        spacing: mm.
         exact: only even numbers are halved; else the patch is rounded up afterwards.
         max_stages: of the network; None: no limit.
     Source: nnU-Net's rules but for the last; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.

@@ -98,9 +98,6 @@ def parse_labels(meta: Mapping[str, Any], path: Path) -> NamesAndTargets:
     Decathlon writes {"0": "background"}, nnU-Net v2 {"background": 0}; there a name with several values is a
     region.
 
-    Args:
-        meta: the content of the file.
-        path: of the file, for messages.
     Raises:
         ValueError: label values with a gap, or regions without an order.
     """

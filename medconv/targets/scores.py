@@ -36,6 +36,9 @@ def spread_text(scores: Mapping[str, float | None]) -> str:
     return f"over cases: sd {np.std(list(defined.values()), ddof=1):.4f}, worst {named}"
 
 
+LARGEST_TEMPERATURE = 100.0  # of the logits of calibrated kinds
+
+
 class Scores(ABC):
     """The scores of a kind of targets: in logs, summaries, tables, and over the folds of a cross-validation.
 
@@ -74,11 +77,7 @@ class Scores(ABC):
 
     @abstractmethod
     def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        """Names and values for the terminal; empty: nothing was validated.
-
-        Args:
-            summary: the content of `summary.json`.
-        """
+        """Names and values for the terminal; empty: nothing was validated."""
 
     def case_scores(self, rows: Mapping[str, Any]) -> dict[str, float | None]:
         """The monitored score of each case, the higher the better; empty: cases have none (AUC)."""
@@ -86,11 +85,7 @@ class Scores(ABC):
 
     @abstractmethod
     def case_cells(self, row: Any) -> dict[str, Any]:
-        """Column to cell of a table of cases.
-
-        Args:
-            row: of a checkpoint's `validation`.
-        """
+        """Column to cell of a table of cases."""
 
     @abstractmethod
     def case_entry(self, row: Any) -> dict[str, Any]:
@@ -111,7 +106,6 @@ class Scores(ABC):
 
         Args:
             scores: what `over_folds` returned.
-            cases: number of cases of all folds.
         """
 
     @abstractmethod

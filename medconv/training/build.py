@@ -47,7 +47,6 @@ def build_task(config: RunConfig, record: Node, load: Callable[..., Any] | None 
     """The task of a resolved config: network, loss, optimizer, schedule and validation.
 
     Args:
-        record: what every checkpoint carries.
         load: loads pretrained weights into the network.
     Raises:
         ConfigError: a class cannot be built from its node, or settings contradict each other.

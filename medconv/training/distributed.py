@@ -159,7 +159,6 @@ class StopSync(Callback):
         """Called once per batch on all ranks; communicates every few batches, a single process in each.
 
         Args:
-            trainer: of this rank.
             due: whether a checkpoint is due by this rank's clock.
         Returns:
             The largest signal number of any rank, or 0; whether a checkpoint is due on rank 0.

@@ -219,11 +219,6 @@ def without_effect(
     return [f"{setting} has no effect: {reason}" for setting, reason in reasons.items()]
 
 
-def boards(trainer: Trainer) -> list[TensorBoardLogger]:
-    """The trainer's loggers to which pictures can be written."""
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-
-
 def log_start_texts(trainer: Trainer, config: RunConfig, plan: Plan) -> None:
     """The config, and the plan with its reasons, in TensorBoard's TEXT page."""
     for logger in trainer.loggers:

@@ -16,7 +16,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import Plan, plan
-from medconv.planning.topology import Budget, stem_for
+from medconv.planning.topology import GB, Budget, stem_for
 from medconv.targets import Targets
 from medconv.training.run_dir import short_hash
 from medconv.training.weight_source import weight_source
@@ -38,7 +38,6 @@ _DATA_KEYS = {
 }
 _MODEL_KEYS = {"divisible_by": "model.divisible_by", "residual_blocks": "model.residual_blocks"}
 _FLOAT32 = 4  # bytes of a voxel
-_GB = 2**30
 # Memory budgets are rounded down to these, so that similar machines plan the same.
 _STEPS_GB = (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 # Share of all memory. A GPU also holds CUDA itself, convolution workspace and fragmentation; main memory
@@ -134,8 +133,8 @@ def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, sto
     scales = np.divide(spacings_mm, target_mm, out=np.ones_like(spacings_mm), where=np.array(target_mm) > 0)
     shapes = np.array(measured.shapes) * scales
     image_bytes = len(measured.intensities) * _FLOAT32  # of a voxel
-    memory_gb = total_memory() / _GB
-    gigabytes = shapes.prod(1) * image_bytes / _GB
+    memory_gb = total_memory() / GB
+    gigabytes = shapes.prod(1) * image_bytes / GB
     largest = int(gigabytes.argmax())
     if gigabytes[largest] > memory_gb:
         raise ArgumentError(
@@ -146,7 +145,7 @@ def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, sto
             "or correct the headers",
         )
     label_bytes = 1 if len(dataset.class_names) <= 256 else 2
-    store_gb = shapes.prod(1).sum() * (image_bytes + label_bytes) / _GB
+    store_gb = shapes.prod(1).sum() * (image_bytes + label_bytes) / GB
     if store != "npy" or not dataset.targets.per_voxel or store_gb <= memory_gb:
         return size_plan
     reason = (
@@ -214,10 +213,10 @@ def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float,
         processes: that share it.
     """
     # the largest step that fits: a plan then does not depend on a few MB more or less
-    usable = _SHARE[kind] * total_bytes / _GB / processes
+    usable = _SHARE[kind] * total_bytes / GB / processes
     bounded = min(usable, _MAX_GB[kind])
     step_gb = max((step for step in _STEPS_GB if step <= bounded), default=_STEPS_GB[0])
-    installed = f"{total_bytes / _GB:.3g} GB"
+    installed = f"{total_bytes / GB:.3g} GB"
     if usable >= _MAX_GB[kind]:
         source = f"the most medconv uses on a {kind.upper()} ({installed} installed)"
     else:
@@ -237,9 +236,6 @@ def derived_values(
     """What follows from the data and its plan.
 
     Args:
-        plan: of the run.
-        dataset: all cases.
-        train: cases to train on.
         targets: with what follows from the training cases.
         flip_label_pairs: outputs that mirroring exchanges.
     """

@@ -357,7 +357,6 @@ def pretrained_weights(
 
     Args:
         config: with its interpolations.
-        folder: of the run.
     """
     if folder.resume_from() is not None:
         return None

@@ -215,8 +215,7 @@ class RunDir:
             config = self._earlier_config()
         else:
             config = checkpoint_io.read(checkpoint)["medconv"]["config"]
-        # Runs before there were sizes have no `size`
-        derived = {"size": "full", **config["derived"]}
+        derived = config["derived"]
         return {key: derived[key] for key in _KEPT_OF_PLAN if derived.get(key) is not None}
 
     def global_batch_size(self) -> int | None:

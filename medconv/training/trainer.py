@@ -52,11 +52,7 @@ def build_trainer(
     """The trainer with its callbacks and loggers.
 
     Args:
-        config: resolved.
-        folder: of the run.
-        profiler: times the phases of a step.
         validates: whether there are cases to validate.
-        stop_request: of the run's signals.
     Raises:
         ConfigError: an object cannot be built from its node, or a value is out of range.
     """

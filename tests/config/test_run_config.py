@@ -90,13 +90,6 @@ def test_texts_of_a_file_stay_texts():
     assert read.model["${oc.env:HOME}"] == 1
 
 
-def test_ckpt_path_is_another_word_for_resume():
-    assert config.validate(tiny.composed("ckpt_path=runs/a/last.ckpt")).run.resume == "runs/a/last.ckpt"
-    assert config.validate(tiny.composed()).run.resume == "auto"
-    with pytest.raises(ConfigError, match=r"ckpt_path=a is the same as run\.resume=never; set only one"):
-        config.validate(tiny.composed("ckpt_path=a", "run.resume=never"))
-
-
 def test_tags_are_a_list():
     assert config.validate(tiny.composed("tags=[a,b]")).tags == ["a", "b"]
 

@@ -87,7 +87,6 @@ def test_names_of_typed_groups_and_any_name_of_a_class_are_known():
     check_names(
         {
             "seed": 1,
-            "ckpt_path": None,
             "data": {"batch_size": 2},
             "model": {"any": 1, "in_channels": "${derived.num_channels}"},
             "conv": "${other}",

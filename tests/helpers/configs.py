@@ -23,6 +23,7 @@ def derived(**values: Any) -> Derived:
         "slice_axis": None,
         "class_names": ["background", "a", "b"],
         "memory_gb": 8.0,
+        "size": "large",
         "normalisation": ["zscore"],
         "spatial_dims": 3,
         "spacing_mm": [1.0, 1.5, 2.0],

@@ -48,7 +48,6 @@ def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
     """A case id for each file: its stem, or its path below `root` if stems repeat.
 
     Args:
-        files: images.
         root: folder that does not belong to the ids.
         source: table or folder that names the files, for messages.
 
@@ -106,7 +105,6 @@ def build_dataset(
     """A dataset with its cases sorted by id; label files that name their values are matched by name.
 
     Args:
-        name, class_names, targets, modalities: see `Dataset`.
         cases: in any order.
         path: file or folder that defines the dataset, for messages.
         errors: case id to error; None: no errors.

@@ -29,9 +29,6 @@ _MAX_NAMED = 20  # cases named in one line
 def auto(root: str | Path) -> Dataset:
     """Read a Medical Segmentation Decathlon or nnU-Net raw folder; its `dataset.json` tells which.
 
-    Args:
-        root: folder that holds `dataset.json`.
-
     Raises:
         ValueError: neither of the two, or as `msd` and `nnunet`.
     """
@@ -48,9 +45,6 @@ def auto(root: str | Path) -> Dataset:
 
 def msd(root: str | Path) -> Dataset:
     """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case.
-
-    Args:
-        root: folder that holds `dataset.json`.
 
     Raises:
         ValueError: no such folder, or an invalid `dataset.json`.
@@ -97,9 +91,6 @@ def nnunet(root: str | Path) -> Dataset:
     """nnU-Net raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`, regions, `ignore`.
 
     Of version 2, and of version 1, whose `dataset.json` is that of the Decathlon.
-
-    Args:
-        root: folder that holds `dataset.json`.
 
     Raises:
         ValueError: no such folder, an invalid `dataset.json`, or no images. A missing channel, image or label
@@ -215,11 +206,6 @@ def group_channels(
 ) -> dict[str, tuple[Path, ...]]:
     """Case id to its channel files, from names `CASE_0000`, `CASE_0001`, ...
 
-    Args:
-        files: of one folder.
-        num_channels: that each case must have.
-        allow_missing: whether it may have fewer.
-
     Raises:
         ValueError: names each case with missing or extra channels.
     """
@@ -319,11 +305,6 @@ def warn_of_count(meta: Mapping[str, Any], cases: Sequence[Case], path: Path) ->
 
 def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:
     """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR").
-
-    Args:
-        names: value of the key.
-        path: file, for messages.
-        key: for messages.
 
     Raises:
         ValueError: not a mapping of the numbers from 0 to names.

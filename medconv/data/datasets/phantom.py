@@ -98,8 +98,6 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
 
     Args:
         root: a new or empty folder, or one with a dataset.
-        spatial_dims: 2 or 3.
-        num_cases: at least 1.
         seed: the same seed gives the same bytes; case i does not depend on num_cases.
 
     Raises:
@@ -185,9 +183,7 @@ def _save(path: Path, array: NDArray[np.generic], affine: Array, orientation: st
     """Write an array as NIfTI.
 
     Args:
-        path: of the file.
         array: voxels with axes to right, anterior, superior; without the last axis in 2-D.
-        affine: its affine.
         orientation: of the axes in the file, such as `LPS`.
     """
     volume = array.reshape((*array.shape, 1)[:3])
@@ -204,12 +200,6 @@ def _save(path: Path, array: NDArray[np.generic], affine: Array, orientation: st
 
 def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) -> Dataset:
     """The phantom dataset; it is written first if it is absent.
-
-    Args:
-        root: see `write_phantom`.
-        spatial_dims: 2 or 3.
-        num_cases: at least 1.
-        seed: see `write_phantom`.
 
     Raises:
         ValueError: as `write_phantom`.

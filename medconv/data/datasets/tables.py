@@ -30,19 +30,6 @@ def is_missing(cell: str, class_names: Collection[str] | None = None) -> bool:
     return cell.lower() in _NO_VALUE and cell not in (class_names or ())
 
 
-def missing_error(column: str, cell: str, expected: str) -> str:
-    """What is wrong with a cell that `is_missing`.
-
-    Args:
-        column: its name.
-        cell: its text.
-        expected: what it must hold, such as `a label`.
-    """
-    if not cell:
-        return f"column {column!r} is empty, expected {expected}"
-    return f"column {column!r} holds {cell}, which stands for no value; expected {expected}"
-
-
 def spelling_error(names: Iterable[str]) -> str | None:
     """What is wrong if two names look like one class, such as `Benign` and `benign`; None: nothing.
 
@@ -143,10 +130,6 @@ def row_ids(
     by `ids_of`.
 
     Args:
-        table: the file.
-        header: column names.
-        rows: column to cell.
-        path_column: column of the image files.
         used_columns: columns that hold something else, such as labels, even if one is called `case`.
 
     Raises:

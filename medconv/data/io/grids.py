@@ -31,9 +31,7 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other_grid: Grid) 
 
     Args:
         path: the reference, such as the image.
-        grid: its grid.
         other_path: the file to check, named first in the message.
-        other_grid: its grid.
 
     Raises:
         ValueError: shapes differ, or some corner lies more than 0.1 voxels apart.
@@ -67,13 +65,6 @@ def on_grid(label: np.ndarray, path: Path, grid: Grid, label_path: Path, label_g
     """A label map, reoriented to the axes of its image if both describe one physical grid.
 
     Shape: (X, Y, Z) of `label_grid` -> (X, Y, Z) of `grid`.
-
-    Args:
-        label: the label map.
-        path: the image.
-        grid: grid of the image.
-        label_path: file of the label map.
-        label_grid: grid of the label map.
 
     Raises:
         ValueError: as `check_same_grid`, after reorientation; shifted or mirrored grids are not one grid.
@@ -150,11 +141,7 @@ def _orientation(grid: Grid, reorient: bool) -> np.ndarray:
 
 
 def canonical_spacing(grid: Grid, reorient: bool = True) -> tuple[float, ...]:
-    """In mm: right, anterior, superior.
-
-    Args:
-        reorient: as of `to_canonical`.
-    """
+    """In mm: right, anterior, superior."""
     return tuple(float(mm) for mm in _in_canonical_order(grid.spacing_mm, grid, reorient))
 
 

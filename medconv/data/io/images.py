@@ -142,7 +142,6 @@ def check_endings(paths: Sequence[Path], endings: tuple[str, ...], argument: str
     """Check that no image is overlooked because its ending is in capitals.
 
     Args:
-        paths: the files of one folder.
         endings: in small letters, of images.
         argument: name of the argument that gives the folder, for messages.
 
@@ -286,8 +285,6 @@ def relabelled(label: np.ndarray, relabel: Relabel, path: Path) -> np.ndarray:
 
     Args:
         label: not below 0.
-        relabel: see `Case.relabel`.
-        path: the file, for messages.
 
     Raises:
         ValueError: a value that is not among those to relabel.
@@ -370,11 +367,6 @@ def _whole_numbers(path: Path, array: np.ndarray) -> np.ndarray:
 
 def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
     """Warnings about contours that leave out slices.
-
-    Args:
-        path: of the label, with its structures.
-        image: that it belongs to.
-        grid: of the image.
 
     Raises:
         ValueError: as `read_label`.

@@ -32,8 +32,8 @@ from medconv.utils.hardware import total_memory
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
 _SPATIAL_UNIT_BITS = 7  # of `xyzt_units`; the other bits are the unit of time
-_LOADING = 12  # bytes a voxel, measured: three times the float32 image
-_FITS_ANYWHERE = 2**29  # bytes; no machine on which torch runs has less memory
+LOADING = 12  # bytes a voxel, measured: three times the float32 image
+FITS_ANYWHERE = 2**29  # bytes; no machine on which torch runs has less memory
 _GZIP = b"\x1f\x8b"
 _COMPRESSED = {".nii": ".nii.gz", ".mgh": ".mgz"}  # suffix of plain files to that of compressed ones
 _UNCOMPRESSED = {".gz": "", ".mgz": ".mgh"}  # of `.nii.gz`, the stem has `.nii` already
@@ -182,8 +182,8 @@ def check_memory(path: Path, shape: Sequence[int]) -> None:
     Raises:
         ValueError: it takes more than the memory of the machine, or of its container.
     """
-    needed_bytes = _LOADING * prod(int(size) for size in shape)
-    if needed_bytes < _FITS_ANYWHERE:
+    needed_bytes = LOADING * prod(int(size) for size in shape)
+    if needed_bytes < FITS_ANYWHERE:
         return
     memory = total_memory()
     if needed_bytes > memory:

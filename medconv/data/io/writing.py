@@ -27,7 +27,6 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
 
     Args:
         path: an existing file is replaced.
-        label: whole numbers.
         like: the image that the label map belongs to.
 
     Raises:
@@ -69,8 +68,6 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
     Args:
         path: an existing file is replaced, atomically.
         channels: the volumes; only one is in memory at a time.
-        count: how many there are.
-        like: as for `write_label`.
 
     Raises:
         OSError: no space left, or no permission.

@@ -176,8 +176,6 @@ def _raise_end_of_worker(batches: Any) -> None:
     torch raises it from the handler of a signal, which comes late on a busy machine, or is lost where an
     exception is ignored.
 
-    Args:
-        batches: torch's iterator over batches.
     Raises:
         RuntimeError: a worker ended.
     """
@@ -191,11 +189,7 @@ def _raise_end_of_worker(batches: Any) -> None:
 
 
 def _kill_workers(batches: Any) -> None:
-    """Kill workers, which have nothing left to write, whether they are idle, stopped or hang.
-
-    Args:
-        batches: torch's iterator over batches.
-    """
+    """Kill workers, which have nothing left to write, whether they are idle, stopped or hang."""
     if not isinstance(batches, _Batches):  # the main process reads itself
         return
     if batches._worker_pids_set:  # else torch reports their death as an error

@@ -101,7 +101,6 @@ def crop(array: np.ndarray, corner: Sequence[int] | np.ndarray, size: Sequence[i
 
     Args:
         corner: first voxel along each axis; may be negative.
-        size: voxels along each axis.
     """
     begin = np.array(corner)
     end = begin + size

@@ -69,8 +69,6 @@ def corner_around(
     """The corner of the patch with this voxel at its centre, moved as far as needed to lie inside the image.
 
     Args:
-        voxel: index along each axis.
-        image_shape: voxels.
         box: of the patch, voxels; the centre of an even number is the voxel behind its middle.
     """
     margin = np.subtract(image_shape, box)

@@ -122,11 +122,7 @@ def examine_all(
 
 
 def error_report(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> str:
-    """One line per error.
-
-    Args:
-        errors: case id to its errors.
-    """
+    """One line per error."""
     lines = []
     for case, messages in errors.items():
         lines += [f"  case {case}: {error}" for error in messages]

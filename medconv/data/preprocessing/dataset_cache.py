@@ -74,8 +74,6 @@ def cached_fingerprint(
 ) -> tuple[Fingerprint, dict[str, str]]:
     """Check all files and measure the dataset, or read `fingerprint.json` if no file has changed since.
 
-    Args:
-        skip: skip invalid cases.
     Returns:
         The fingerprint of the valid cases; case id to error of the skipped ones.
     Raises:

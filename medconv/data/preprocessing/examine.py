@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.case import Case, Dataset, Grid
+from medconv.data.case import MAX_SHEAR, Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
 from medconv.data.io.formats import structures_of
 from medconv.data.io.grids import in_c_order, on_grid, rounding_doubts, to_canonical
@@ -26,7 +26,6 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text
 
 REPORT_VERSION = 10  # raise it when a report measures more or otherwise
-_MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 _MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
 _MIN_SAMPLES = 100
 _ALL_SAMPLES = 20_000_000  # over all cases, if that leaves each the lowest number
@@ -190,7 +189,7 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if len(case.images) > 1:
         report.warnings += channel_doubts(case.images)
     report.oriented = not any(map(lacks_orientation, case.images))
-    if grid.shear > _MAX_SHEAR:
+    if grid.shear > MAX_SHEAR:
         shear = f"{grid.shear:.1f} degrees off a right angle"
         report.warnings.append(f"{path}: its axes are {shear}; it is used as it is")
     return image

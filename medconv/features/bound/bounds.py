@@ -11,17 +11,21 @@ Source: Vovk et al. 2005, doi:10.1007/b106715; of segmentation quality: Wundram 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from filelock import FileLock
+
 from medconv.data.datasets.common import read_json
 from medconv.features.quality import predicted_quality, quality
-from medconv.inference.output import add_to_manifest
+from medconv.inference.output import MANIFEST, read_manifest
 from medconv.metrics.dice import ClassScores
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original
+from medconv.utils.locks import held
 
 FILE = "bounds.csv"  # in the folder of the predictions
 _HEADER = ("case", "class", "estimated_dice", "lower_bound", "share")
@@ -126,7 +130,11 @@ def write(rows: Sequence[Bound], folder: Path, limit: float | None = None) -> No
     if limit is not None:
         look_at_cases = sorted({row.case for row in rows if is_below(row, limit)})
     content = {"share": rows[0].share, "cases": cases, "limit": limit, "look_at": look_at_cases}
-    add_to_manifest(folder, lower_bounds=content)
+    with held(FileLock(folder / ".lock")):  # as processes that predict hold it
+        manifest = read_manifest(folder)
+        if manifest:
+            text = json.dumps({**manifest, "lower_bounds": content}, indent=2)
+            write_text(folder / MANIFEST, text + "\n")
 
 
 def is_below(row: Bound, limit: float) -> bool:

@@ -43,7 +43,8 @@ def configs_with(conv: str, overrides: Sequence[str], packages: Sequence[str] = 
         overrides: for Hydra.
         packages: of the user's own, which are imported first.
     """
-    return compose.validated_configs(_with_keys(conv, overrides, packages))
+    composed = compose.compose(_with_keys(conv, overrides, packages))
+    return [configs.validate(each.values) for each in composed]
 
 
 def _with_keys(conv: str, overrides: Sequence[str], packages: Sequence[str]) -> list[str]:

@@ -25,7 +25,6 @@ from medconv.training.callbacks.nonfinite_guard import (
     StepRecord,
     generators,
     of_all_ranks,
-    set_generators,
 )
 from medconv.utils.atomic_io import replacing
 from medconv.utils.logging import some
@@ -363,3 +362,10 @@ def _tensors(output: Any) -> list[Tensor]:
 
 def _is_floating_point(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
+    """Restores what `generators` returned."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import modalities_of
-from medconv.data.datasets.tables import is_missing, missing_error, read_rows, row_ids
+from medconv.data.datasets.tables import is_missing, read_rows, row_ids
 from medconv.features.image_level.table_targets import targets_of_columns
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.utils.errors import Argument, ArgumentError
@@ -220,3 +220,16 @@ def _dataset(
         errors=errors,
         targets=targets,
     )
+
+
+def missing_error(column: str, cell: str, expected: str) -> str:
+    """What is wrong with a cell that `is_missing`.
+
+    Args:
+        column: its name.
+        cell: its text.
+        expected: what it must hold, such as `a label`.
+    """
+    if not cell:
+        return f"column {column!r} is empty, expected {expected}"
+    return f"column {column!r} holds {cell}, which stands for no value; expected {expected}"

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from medconv.features.image_level import calibration, plots
 from medconv.features.image_level import metrics as image_level
-from medconv.features.image_level import plots
 from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.metrics import calibration
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.base import finite_number
 from medconv.targets.scores import CROSS_ENTROPY, MonitoredMetric

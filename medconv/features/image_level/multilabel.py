@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medconv.features.image_level import calibration, plots
 from medconv.features.image_level import metrics as image_level
-from medconv.features.image_level import plots
 from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.targets import NumberTargets
-from medconv.metrics import calibration
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.scores import CROSS_ENTROPY, MonitoredMetric
 

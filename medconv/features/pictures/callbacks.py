@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from lightning import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -15,7 +16,6 @@ from medconv.data.loading.patch import Batch
 from medconv.features.pictures.drawing import overlay
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.training.loggers import boards
 
 Picture = tuple[str, np.ndarray]  # a tag, and (height, width, 3) uint8
 
@@ -288,3 +288,8 @@ def _coloured(values: np.ndarray) -> np.ndarray:
     pixels = (255 * (1 - strength) + colour * strength).astype(np.uint8)
     scale = -(-_SLICE_PIXELS // max(values.shape))  # rounded up
     return np.kron(pixels, np.ones((scale, scale, 1), np.uint8))
+
+
+def boards(trainer: Trainer) -> list[TensorBoardLogger]:
+    """The trainer's loggers to which pictures can be written."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

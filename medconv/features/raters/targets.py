@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Dataset
+from medconv.features.raters.calibration import brier, calibration_error
 from medconv.features.raters.labels import labelled
 from medconv.metrics import dice as metrics_dice
-from medconv.metrics.calibration import brier, calibration_error
 from medconv.metrics.dice import ClassScores
 from medconv.targets.base import Family
 from medconv.targets.label_map import LabelMapTargets

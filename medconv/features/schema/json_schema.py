@@ -20,7 +20,6 @@ def json_schema() -> dict[str, Any]:
     properties: dict[str, Any] = {
         "defaults": {"type": "array", "description": "options to start from, in Hydra's words"},
         "hydra": {"type": "object"},
-        "ckpt_path": {"type": ["string", "null"], "description": "the same as run.resume=FILE"},
         _FILLED_IN_BY_THE_RUN: {"type": "object"},
     }
     for key in declared_keys(RunConfig, trainer=trainer_schema(Trainer)):

@@ -311,10 +311,3 @@ def generators(device: torch.device) -> list[Tensor]:
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return states
-
-
-def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
-    """Restores what `generators` returned."""
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)

@@ -14,8 +14,6 @@ def check_same_task(content: Mapping[str, Any], derived: Derived, setting: str) 
     """A checkpoint must have this run's channels, dimensions, and classes with the same names.
 
     Args:
-        content: of the checkpoint.
-        derived: values of this run.
         setting: the key and its value, for the message.
     Raises:
         ValueError: it differs; describes both.
@@ -49,7 +47,6 @@ def check_not_finished(
     """A checkpoint must not have reached the run's length already.
 
     Args:
-        content: of the checkpoint.
         max_steps: -1: no limit.
         max_epochs: -1: no limit.
         max_seconds: of training; None: no limit.
@@ -100,8 +97,6 @@ def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting:
     """An optimizer takes its settings from the checkpoint, so they must be those of this run.
 
     Args:
-        content: of the checkpoint.
-        config: of this run.
         setting: the key and its value, for the message.
         new_lr: whether the schedule takes the learning rate from the config; else it goes on with that of
             the checkpoint, so it must be the same schedule.
@@ -130,7 +125,7 @@ def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: s
     saved_init = content["medconv"]["config"]["init"]
     for key in ("freeze", "lr_multipliers", "thaw_at"):
         value = getattr(init, key)
-        saved_value = saved_init.get(key)  # earlier versions had no thaw_at
+        saved_value = saved_init[key]
         if (saved_value or None) != (value or None):  # empty is null
             raise _differs(setting, f"init.{key}", saved_value, value)
 

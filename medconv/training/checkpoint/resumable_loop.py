@@ -215,11 +215,6 @@ class PerStepSeeding(Callback):
 class ResumableTrainer(Trainer):
     """Lightning's trainer with `ResumableEpochLoop`; signals and Slurm's requeue are left to medconv.
 
-    Args:
-        checkpoints: for the loop.
-        stops: for the loop.
-        postpones: for the loop.
-        settings: of Lightning's trainer.
     Raises:
         ValueError: this version of Lightning lacks what is overridden.
     """

@@ -312,9 +312,8 @@ class Ranking:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
-        # Earlier versions had no means
-        self._mean = state_dict.get("mean")
-        self._best_mean = state_dict.get("best_mean")
+        self._mean = state_dict["mean"]
+        self._best_mean = state_dict["best_mean"]
 
     def add(self, value: float, monitored: MonitoredMetric) -> bool:
         """Whether a validation is the best so far. Args: value: of the metric; NaN is the worst."""
@@ -327,8 +326,6 @@ class Ranking:
             if self._mean is not None:
                 mean = monitored.smoothing * self._mean + (1 - monitored.smoothing) * quality
             self._mean = mean
-        if self._best_mean is None and self.best is not None:
-            self._best_mean = monitored.quality(self.best)
         if self._best_mean is not None and mean <= self._best_mean:
             return False
         self.best = value

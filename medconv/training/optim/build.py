@@ -106,8 +106,6 @@ def with_lr_multipliers(
     takes their learning rates as base.
 
     Args:
-        make_optimizer: takes parameters.
-        network: has the parameters' names.
         multipliers: regular expression on parameter names to factor; the first match counts, else 1.
     """
 

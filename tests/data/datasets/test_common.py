@@ -7,7 +7,7 @@ from helpers.volumes import edit_json, write_msd
 
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.dataset_json import auto, msd, nnunet, targets_of
-from medconv.data.datasets.tables import is_missing, missing_error, spelling_error
+from medconv.data.datasets.tables import is_missing, spelling_error
 
 
 @pytest.mark.parametrize("read", [auto, msd, nnunet, targets_of])
@@ -81,11 +81,6 @@ def test_words_for_no_value(cell):
 @pytest.mark.parametrize("cell", ["0", "no", "normal", "nan1", "Nancy", "-"])
 def test_other_words_are_values(cell):
     assert not is_missing(cell)
-
-
-def test_the_error_names_column_and_cell():
-    assert missing_error("grade", "", "a label") == "column 'grade' is empty, expected a label"
-    assert "column 'grade' holds NA, which stands" in missing_error("grade", "NA", "a label")
 
 
 @pytest.mark.parametrize(

@@ -397,12 +397,6 @@ def test_a_ranking_that_goes_on_ranks_as_one_that_never_stopped():
         assert best_of(CROSS_ENTROPY, *VALUES[count:], ranking=second)[-1] == pytest.approx(0.15)
 
 
-def test_the_state_of_an_earlier_version_has_no_means():
-    ranking = Ranking()
-    ranking.load_state_dict({"best": 0.12})
-    assert best_of(CROSS_ENTROPY, 0.13, 0.05, ranking=ranking) == [0.12, 0.05]
-
-
 @pytest.mark.parametrize("has_best", [False, True])
 def test_a_run_from_the_checkpoint_of_another_folder_ranks_anew(tmp_path, has_best):
     """There is no best checkpoint here, with which its validations could be compared."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.fabric.connector import _PRECISION_INPUT
 
-from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
+from medconv.config.schema import MATMUL_PRECISIONS, PRECISIONS
 
 
 def test_precisions_are_those_of_lightning_and_auto():

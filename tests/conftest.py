@@ -1,5 +1,6 @@
 """Fixtures of all tests: datasets and trained runs that several files share, and the folder of real images.
-That this file is here also puts `tests/` on the import path.
+That this file is here also puts `tests/` on the import path. Fixtures import what they need: the process that only
+hands out tests loads no torch.
 """
 
 import gc
@@ -14,28 +15,36 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests fork processes, which hang on OpenMP's threads
 
 import pytest
-from helpers import cross_validations, exports, launchers, tiny
 
 from medconv import doors
 
 # Tests crash processes, each of which would write gigabytes
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
+TRAINED = {"dataset", "exported", "poisoned", "sweep"}
+
 
 def pytest_collection_modifyitems(items):
     """Files of whole runs begin first, so that at the end no process waits for another one's long file. What has
-    the fixture `dataset` trains.
+    one of the fixtures TRAINED trains.
     """
     for item in items:
-        if "dataset" in getattr(item, "fixturenames", ()):
+        if TRAINED & {*getattr(item, "fixturenames", ())}:
             item.add_marker("run")
     long = ("integration", "benchmarks", "features", "training")
     items.sort(key=lambda item: not {*item.path.parts} & {*long})
 
 
-def pytest_collection_finish():
-    """The garbage collector does not look through the libraries and all tests again and again."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """The garbage collector does not look through the libraries and all tests again and again, neither here nor
+    while they run.
+    """
+    gc.disable()
+    result = yield
     gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +85,8 @@ def open_folder():
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
+    from helpers import tiny
+
     return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
 
 
@@ -84,12 +95,16 @@ def exported(tmp_path_factory):
     """A trained network and its exported files, made once by whichever process of the tests needs them
     first.
     """
+    from helpers import exports
+
     return exports.shared(_shared_folder(tmp_path_factory) / "exported")
 
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory):
     """A cross-validation of three folds, trained once by whichever process of the tests needs it first."""
+    from helpers import cross_validations
+
     return cross_validations.shared(_shared_folder(tmp_path_factory) / "swept")
 
 
@@ -108,6 +123,8 @@ def _shared_folder(tmp_path_factory):
 @pytest.fixture
 def launched(monkeypatch):
     """Sets the variables of a launcher, as keyword arguments."""
+    from helpers import launchers
+
     return partial(launchers.launch, monkeypatch)
 
 

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from helpers.benchmarks_harness import processes_are_forked
 
 import golden
 
@@ -28,6 +29,7 @@ def written(path, runs, only=None, **machine):
 
 
 def test_a_recorded_run_equals_itself_until_its_data_change(monkeypatch, tmp_path, capsys):
+    processes_are_forked(monkeypatch)
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     assert run(monkeypatch, "record", one, "--only", "preprocess") == 0
     artefacts = json.loads(one.read_text())["runs"]["preprocess"]["artefacts"]

@@ -7,6 +7,7 @@ from helpers.benchmarks_harness import ROW_KEYS, benchmark
 from benchmarks import conv_layers, convs
 
 
+@pytest.mark.slow
 def test_our_convolutions_are_timed_beside_those_of_torch(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(convs, "STAGES", {2: [(8, (8, 8))], 3: [(8, (4, 4, 4)), (16, (2, 2, 2))]})
     rows = benchmark(monkeypatch, tmp_path, "convs", "--pairs", "2", "--parts", "stages", "backward")

@@ -4,6 +4,7 @@ import pytest
 from helpers.benchmarks_harness import benchmark, peers_are_forked
 
 
+@pytest.mark.slow
 def test_presets_and_the_peer_are_timed_beside_the_reference(monkeypatch, tmp_path, capsys):
     peers_are_forked(monkeypatch)
     sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "2"]

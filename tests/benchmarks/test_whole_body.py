@@ -41,6 +41,7 @@ def test_nnunet_needs_its_own_python(monkeypatch, capsys):
     assert end.value.code == 1 and "--peers nnunet needs --nnunet-python" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_time_and_memory_of_a_process_are_measured(monkeypatch, tmp_path):
     """Without the peers, whose logits would be too large."""
     processes_are_forked(monkeypatch)

@@ -12,6 +12,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.slow
 def test_both_checkouts_train_in_the_same_minutes(monkeypatch, tmp_path):
     processes_are_forked(monkeypatch)
     arguments = [

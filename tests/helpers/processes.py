@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -34,6 +35,7 @@ class Forked:
         self.pid, self.code = os.fork(), None
         if self.pid:
             return
+        gc.freeze()
         file = os.open(self.output, os.O_WRONLY)
         os.dup2(file, 1), os.dup2(file, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
@@ -72,6 +74,7 @@ class ForkedJob:
             with Path("job_pids").open("a") as file:
                 file.write(f"{self.pid}\n")
             return
+        gc.freeze()
         for number in PREEMPTING:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

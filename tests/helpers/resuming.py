@@ -21,6 +21,7 @@ from helpers import tiny
 from helpers.ranks import SERVER, set_environment
 from lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data._utils import worker
 
 from medconv.cli.entrypoint import guard
 from medconv.utils import checkpoint_io
@@ -111,6 +112,7 @@ def _train(dataset: Path, folder: Path, settings: Sequence[str], environment: di
     set_environment(environment)
     logging.basicConfig(filename=messages(folder), level=logging.INFO)
     torch.set_num_threads(1)
+    worker.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds after which a loader's worker looks for its parent
     multiprocessing.set_start_method("fork", force=True)  # of the loaders' workers, as in the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
     beat = f"+callbacks.beat.path={beats(folder)}"

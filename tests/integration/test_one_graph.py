@@ -5,25 +5,22 @@ from functools import partial
 import pytest
 import torch
 
-from medconv.convs import basis, plain, smooth, swap_convs
+from medconv.convs import basis, smooth, swap_convs
 from medconv.models import UNet
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
-CONVS = {"none": plain, "basis": basis, "smooth": partial(smooth, throughout=True)}
+CONVS = {"basis": basis, "smooth": partial(smooth, throughout=True)}
 
 
-@pytest.mark.parametrize(
-    ("conv", "dims", "supervised"), [("none", 3, True), ("smooth", 2, True), ("basis", 3, False)]
-)
+@pytest.mark.parametrize(("conv", "dims", "supervised"), [("smooth", 2, True), ("basis", 3, False)])
 def test_a_step_is_one_graph(conv, dims, supervised):
     """`fullgraph` is an error at a break; loss and gradients are those of the plain step."""
     torch.manual_seed(0)
     network = UNet(dims, 1, 3, (4, 6, 8, 8), (2, 2, 2))
-    if CONVS[conv] is not plain:
-        swap_convs(network, CONVS[conv])
+    swap_convs(network, CONVS[conv])
     heads = DeepSupervision(network, 3) if supervised else None
     targets = LabelMapTargets(("a", "b"), ((1,), (2,)))
     loss = FittedLoss(DiceCrossEntropy(), targets, dims)

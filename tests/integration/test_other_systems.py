@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from helpers import tiny
 from helpers.waiting import PATIENCE_S
 
@@ -44,6 +45,7 @@ def run(*commands):
     )
 
 
+@pytest.mark.slow
 def test_prediction_and_evaluation_need_nothing_that_only_linux_has(exported, dataset, tmp_path):
     output, scores = tmp_path / "predictions", tmp_path / "metrics.json"
     predict = ["predict", "--checkpoint", str(exported.checkpoint), "--input", str(dataset / "imagesTr")]

@@ -1,6 +1,6 @@
 """`medconv predict` in processes of its own: killed, shared, stopped, on a full disk.
 
-They are forks of this process, but for the one on a full disk, which starts as a user starts it.
+They are forks of this process.
 """
 
 import json
@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from helpers import members, tiny
 from helpers.processes import Forked
-from helpers.waiting import PATIENCE_S, until
+from helpers.small_disk import on_small_disk
+from helpers.waiting import until
 from nibabel.openers import ImageOpener
 
 from medconv.inference.output import OutputDir
@@ -152,28 +153,21 @@ def test_stopped(flags, tmp_path):
 
 def test_a_full_disk(flags, serial, tmp_path):
     """A real one: no room for the probabilities of all; what was written stays."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
-        pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
-    (disk := tmp_path / "disk").mkdir()
-    mount = (
-        f'mount -t tmpfs -o size=1000k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" '
-        f'"{tmp_path}"; exit $code'
+
+    def predict():
+        words = [*flags, "--save-probabilities", "--output", str(tmp_path / "disk/out")]
+        ended = Forked(*words, cwd=tmp_path, command="predict").wait()
+        (tmp_path / "ended.json").write_text(json.dumps(ended))
+        shutil.copytree(tmp_path / "disk/out", tmp_path / "out")
+
+    on_small_disk(tmp_path / "disk", "1000k", predict)
+    code, messages = json.loads((tmp_path / "ended.json").read_text())
+    assert code == 1, messages
+    (error,) = [line for line in messages.splitlines() if "error" in line]
+    assert re.match(
+        r"error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free", error
     )
-    command = [sys.executable, *tiny.words("predict"), *flags, "--save-probabilities"]
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", mount, "sh", *command, "--output", str(disk / "out")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    errors = done.stderr
-    assert done.returncode == 1, errors
-    assert re.search(
-        r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free",
-        errors,
-    )
-    assert "Traceback" not in errors and errors.count("\n") == 1
+    assert "Traceback" not in messages
     predictions = list((tmp_path / "out").glob("*.nii.gz"))
     assert 1 <= len(predictions) < NUMBER and not list((tmp_path / "out").glob("**/.*.nii.gz"))
     for path in predictions:

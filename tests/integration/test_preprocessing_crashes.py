@@ -1,18 +1,15 @@
 """Preprocessing that is killed, runs out of disk space, or runs in several processes at once."""
 
-import multiprocessing
 import os
 import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from helpers.small_disk import FORK, on_small_disk
 from helpers.stores import assert_complete, before_each_file, rewritten, times
-from helpers.tiny import ROOT
 from helpers.volumes import preprocessing_config, write_msd
 from helpers.waiting import PATIENCE_S
 
@@ -21,42 +18,10 @@ from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.store import Store
 
-FORK = multiprocessing.get_context("fork")
 FULL = (
     r"case case_(\d): no room in \S+/cache/\w+ \({reason}\): this case needs 1\.\d MB, "
     r"[\d.]+ MB are free; make room, or choose "
 )
-CODE = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from helpers.volumes import preprocessing_config
-from medconv.data.datasets.dataset_json import msd
-from medconv.data.preprocessing.dataset_cache import fill_store
-try:
-    {call}
-except ValueError as error:
-    print(error)
-"""
-
-
-def error_of(call, root, launcher):
-    """The error of a call in a new process."""
-    code = CODE.format(tests=str(ROOT / "tests"), call=call)
-    done = subprocess.run(
-        [*launcher, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-        cwd=root.parent,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def prepare_call(root, cache):
-    return f"fill_store(msd({str(root)!r}), preprocessing_config(), Path({str(cache)!r}), 1)"
 
 
 def _limited(size, call, answers):
@@ -158,13 +123,16 @@ def test_a_killed_preparation_is_resumed(tmp_path, fatal):
 
 def test_a_full_disk_is_named_and_the_next_start_resumes(tmp_path):
     """A disk of 4 MB holds three cases of 1.25 MB each; then its files are copied to a larger one."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
-        pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
     root, cache = write_msd(tmp_path / "data", 5, shape=(64, 64, 64)), tmp_path / "cache"
-    cache.mkdir()
-    mount = f'mount -t tmpfs -o size=4m tmpfs "{cache}" && "$@"; cp -r "{cache}" "{tmp_path / "saved"}"'
-    launcher = ("unshare", "-rm", "sh", "-c", mount, "sh")
-    error = error_of(prepare_call(root, cache), root, launcher=launcher)
+
+    def prepare():
+        with pytest.raises(ValueError) as raised:
+            fill_store(msd(root), preprocessing_config(), cache, 1)
+        (tmp_path / "error").write_text(str(raised.value))
+        shutil.copytree(cache, tmp_path / "saved")
+
+    on_small_disk(cache, "4m", prepare)
+    error = (tmp_path / "error").read_text()
     match = re.match(FULL.format(reason="No space left on device"), error)
     assert match and int(match[1]) in (2, 3), error
     (store,) = stores(tmp_path / "saved")

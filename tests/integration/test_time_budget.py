@@ -50,7 +50,8 @@ def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset, tmp_pa
 
 def test_least_steps_belong_to_the_schedule(dataset, tmp_path):
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:02", "trainer.min_steps=30"]
-    assert tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1), *LOGGED)["steps"] == 30
+    settings += ["data.samples_per_epoch=20", clock.ticks(0.1), *LOGGED]
+    assert tiny.train(dataset, tmp_path / "run", *settings)["steps"] == 30
     rates = learning_rates(tmp_path / "run")
     assert rates[20] > 0.1 * max(rates) > rates[-1]
 
@@ -95,18 +96,18 @@ def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset, t
 
 
 def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(dataset, tmp_path):
-    """Three cases take 0.75 seconds and are due every second."""
-    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:15", "data.samples_per_epoch=20"]
-    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1, 0.25))
+    """Three cases take 1.5 seconds and are due every second."""
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:15", "data.samples_per_epoch=10"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.2, 0.5))
     scores = tiny.logged(tmp_path / "run", "val/dice")
-    assert len(scores) == 3  # the last one included
-    assert summary["steps"] == pytest.approx((15 - 3 * 0.75) / 0.1, abs=10)
+    assert len(scores) == 2  # the last one included
+    assert summary["steps"] == pytest.approx((15 - 2 * 1.5) / 0.2, abs=10)
     assert summary["status"] == "done"
 
 
 def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(dataset, tmp_path, caplog):
     """Three cases take 15 of 30 seconds; two take 10. A resumed run with more time has the same two."""
-    timed = ["trainer.max_time=00:00:00:30", "data.samples_per_epoch=1000000", clock.ticks(0.25, 5.0)]
+    timed = ["trainer.max_time=00:00:00:30", "data.samples_per_epoch=1000000", clock.ticks(0.5, 5.0)]
     first = tiny.train(dataset, tmp_path / "run", *timed, "trainer.max_steps=10")
     expected = (
         "a validation of all 3 batches would take 15 of the 30 s of trainer.max_time, so only the first 2"
@@ -117,7 +118,7 @@ def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(dat
     summary = tiny.train(dataset, tmp_path / "resumed", *timed, *longer)
     assert len(summary["val/cases"]) == 2 and set(summary["val/cases"]) == set(first["val/cases"])
     # Two cases before training, after the first steps, and at the end
-    assert summary["steps"] == pytest.approx((45 - 3 * 10) / 0.25, abs=8)
+    assert summary["steps"] == pytest.approx((45 - 3 * 10) / 0.5, abs=4)
     caplog.clear()
     all_cases = ["trainer.max_steps=10", "trainer.limit_val_batches=1.0"]
     assert len(tiny.train(dataset, tmp_path / "all", *timed, *all_cases)["val/cases"]) == 3

@@ -12,7 +12,7 @@ from medconv.planning.topology import Budget, Network, step_bytes
 
 def test_more_memory_never_gives_less_and_every_plan_fits():
     previous = (0, 0)
-    for gb in (1, 2, 4, 8, 16, 24, 48):
+    for gb in (1, 4, 16, 48):
         planned = plan(single_case((512, 512, 300), (0.8, 0.8, 1)), budget=Budget(gb))
         network = Network(planned.strides, planned.kernel_sizes, planned.channels)
         assert step_bytes(network, planned.patch_size, planned.batch_size, 1, 2, Budget(gb)) <= gb * 2**30

@@ -23,7 +23,7 @@ def test_sizes_fall_in_every_limit():
             assert larger.max_batch[dims] >= smaller.max_batch[dims]
 
 
-@pytest.mark.parametrize("name", ["hippocampus", "prostate", "liver"])
+@pytest.mark.parametrize("name", ["hippocampus", "prostate", pytest.param("liver", marks=pytest.mark.slow)])
 def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name):
     plans = [plan(published(name), budget=Budget(1, size=size)) for size in SIZES if size != "full"]
     for larger, smaller in pairwise(plans):

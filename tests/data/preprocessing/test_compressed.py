@@ -128,7 +128,7 @@ def test_a_record_of_another_shape_is_an_error(tmp_path):
 
 
 def test_a_run_resumes_from_the_other_store_to_the_same_weights(dataset, tmp_path):
-    settings = [f"data.cache_dir={tmp_path / 'prepared'}", "data.num_workers=1"]
+    settings = [f"data.cache_dir={tmp_path / 'prepared'}"]
     train(dataset, tmp_path / "plain", *settings)
     stop = stopped(tmp_path / "stopped", number=int(signal.SIGTERM))
     with pytest.raises(RunInterrupted):

@@ -1,15 +1,14 @@
 """medconv/data/preprocessing/preprocess.py: to the grid of the network and back, compared with nibabel."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers import ranks
 from helpers.restoring import restore
+from helpers.tiny import PYTHONPATH
 from helpers.volumes import (
     ORIENTATIONS,
     affine_of,
@@ -22,7 +21,6 @@ from helpers.volumes import (
     tiny,
     write_nnunet,
 )
-from helpers.waiting import PATIENCE_S
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
@@ -357,9 +355,9 @@ def test_restoring_gives_the_highest_channel(shape, slices):
     np.testing.assert_array_equal(restore(logits, whole(), regions.decode), region_label)
 
 
-def test_restore_does_not_hold_all_channels_on_the_native_grid():
+def test_restore_does_not_hold_all_channels_on_the_native_grid(tmp_path):
     """All 30 classes on 80 x 80 x 80 voxels would need 61 MB; one channel needs 2 MB."""
-    code = """
+    (tmp_path / "restores.py").write_text("""
 import resource, sys, numpy as np, torch
 from helpers.restoring import restore
 from medconv.data.case import Grid
@@ -373,15 +371,9 @@ logits = torch.randn(30, 20, 20, 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 restore(logits, crop_info)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+""")
+    done = ranks.python(tmp_path / "restores.py", cwd=tmp_path, PYTHONPATH=PYTHONPATH)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 30_000  # KB
 
 

@@ -20,7 +20,6 @@ RESIDUAL = (1, 2, 3)
 @pytest.mark.parametrize(
     ("patch", "channels", "batch", "classes", "choice", "blocks"),
     [
-        ((32, 32, 32), (16, 32, 64), 1, 3, Choice(), None),
         ((64, 64), (16, 32, 64), 4, 3, Choice(), RESIDUAL),
         ((64, 64), (16, 32, 64), 4, 3, HALF(), RESIDUAL),
         ((24, 32, 16), (16, 32), 3, 9, Choice(), None),

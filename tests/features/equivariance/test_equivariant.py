@@ -63,7 +63,13 @@ def mirrored(name, axes):
 CASES = [(name, axes) for name, (_, dims) in NETWORKS.items() for axes in ((1,), tuple(range(dims)))]
 
 
-@pytest.mark.parametrize(("name", "axes"), CASES)
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if case == ("monai basicunet", (0, 1, 2)) else [])
+        for case in CASES
+    ],
+)
 @torch.no_grad()
 def test_the_network_commutes_with_every_flip_of_the_group(name: str, axes: tuple[int, ...]) -> None:
     network, image = mirrored(name, axes)

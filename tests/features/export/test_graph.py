@@ -29,12 +29,12 @@ def test_the_divisor_is_the_stride_of_the_coarsest_convolution():
 def test_an_equivariant_network_with_batch_norms_and_another_divisor_per_axis(tmp_path):
     settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
     images, checkpoint = exports.train(tmp_path, *settings)
-    options = ExportOptions("onnx", case=images / "case_0.nii.gz")
-    export.export(checkpoint, tmp_path / "m.onnx", options)
-    model = exports.read_back(tmp_path / "m.onnx", "onnx")
+    options = ExportOptions("torchscript", case=images / "case_0.nii.gz")
+    export.export(checkpoint, tmp_path / "m.ts", options)
+    model = exports.read_back(tmp_path / "m.ts", "torchscript")
     assert model.equivariant_axes == (0,) and model.seen_axes == (0, 1)
     assert load(checkpoint, mirror_axes=[0, 1]).window.mirror_axes == (1,)
-    metadata = json.loads(metadata_path(tmp_path / "m.onnx").read_text())
+    metadata = json.loads(metadata_path(tmp_path / "m.ts").read_text())
     assert metadata["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.preprocessing, PreprocessingConfig)
 
 

@@ -208,13 +208,13 @@ def test_tables_may_have_the_column_of_images_of_the_training(
     assert "other.csv: a column 'case' or 'file' or 'path' is needed, to tell" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["multiclass", "regression"])
-def test_exported_networks_answer_alike(files, tmp_path, kind):
-    file = tmp_path / "model.onnx"
-    export.export(files[kind], file, ExportOptions("onnx", case=files["table"].parent / "1.png"))
-    metadata = json.loads((tmp_path / "model.onnx.json").read_text())
+@pytest.mark.parametrize(("kind", "format"), [("multiclass", "onnx"), ("regression", "torchscript")])
+def test_exported_networks_answer_alike(files, tmp_path, kind, format):
+    file = tmp_path / "model"
+    export.export(files[kind], file, ExportOptions(format, case=files["table"].parent / "1.png"))
+    metadata = json.loads((tmp_path / "model.json").read_text())
     assert metadata["outputs"]["targets"]["kind"] == kind and metadata["inputs"]["frame"] == [16, 16]
-    exported, trained = Predictor([exports.read_back(file, "onnx")]), Predictor.load(files[kind])
+    exported, trained = Predictor([exports.read_back(file, format)]), Predictor.load(files[kind])
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
         exported(tmp_path / "large.png")

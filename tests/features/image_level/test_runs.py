@@ -44,7 +44,7 @@ def numbers(tmp_path_factory):
 
 
 def test_classes_train_validate_and_say_so(folder, tmp_path):
-    settings = [*OURS, *FAST, "trainer.max_steps=24", "callbacks=default"]
+    settings = [*OURS, *FAST, "trainer.max_steps=24", "data.samples_per_epoch=48", "callbacks=default"]
     summary = smallruns.train(folder, tmp_path / "run", *settings)
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
     assert summary["score"] == CROSS_ENTROPY.plain()

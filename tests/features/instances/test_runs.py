@@ -39,6 +39,7 @@ def root(tmp_path_factory):
             root,
             "run",
             "trainer.max_steps=40",
+            "data.samples_per_epoch=40",
             "model.channels=[8,16]",
             "callbacks=default",
             "optimizer.lr=0.02",

@@ -77,7 +77,8 @@ def words(root, folder, *more):
 def root(tmp_path_factory):
     """The cases, and a run on them."""
     root = write_cases(tmp_path_factory.mktemp("joint"))
-    tiny.trained(*words(root, "run", "trainer.max_steps=60", "model.channels=[8,16]", "callbacks=default"))
+    learning = ("trainer.max_steps=60", "data.samples_per_epoch=120", "model.channels=[8,16]")
+    tiny.trained(*words(root, "run", *learning, "callbacks=default"))
     return root
 
 

@@ -70,6 +70,7 @@ def train(root, folder, *more):
         "data.labels=slicer",
         f"data.cache_dir={root.parent / 'prepared'}",
         *tiny.SMALL,
+        "data.samples_per_epoch=80",  # few validations
         "optimizer=adamw",
         "optimizer.lr=0.01",
         f"run.dir={folder}",

@@ -182,6 +182,7 @@ def test_predictions_of_pictures_are_found(tmp_path, monkeypatch, capsys):
     folders = {"images": "images", "labels": "masks", "cache_dir": "cache"}
     data = [f"data.{key}={tmp_path / folder}" for key, folder in folders.items()]
     small = ["data.num_folds=2", "data.num_workers=0", "trainer.max_steps=2", "plan.size=tiny", "logger=none"]
+    small += ["callbacks=none", "data.samples_per_epoch=4", "plan.channels=[4,8]", "data.patch_size=[16,16]"]
     folds = ["-m", "data.fold=0,1", "run.name=pictures", "trainer.accelerator=cpu"]
     monkeypatch.setattr(run, "subprocess", FORKED)
     assert tiny.call(monkeypatch, "train", *folds, "data=image_mask", *data, *small) == DONE

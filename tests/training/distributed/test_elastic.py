@@ -63,6 +63,7 @@ def test_a_run_of_three_processes_resumes_with_one(dataset, tmp_path):
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "one"), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_process_resumes_with_two(dataset, tmp_path):
     """Each takes half of the batch, at once."""
     arguments = tiny.overrides(dataset, *STEPS, "data.batch_size=4")

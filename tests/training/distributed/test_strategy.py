@@ -67,27 +67,33 @@ def test_an_epoch_has_its_samples_in_global_batches(data, settings, batches):
     assert distributed.batches_per_epoch(config) == batches
 
 
-def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(dataset, tmp_path):
-    settings = ["trainer.devices=2", "model.norm=batch", "trainer.max_steps=3"]
-    spy = ["+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={tmp_path}"]
-    ended = ranks.run(*tiny.overrides(dataset, *settings, *spy), f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def of_torchrun(dataset, tmp_path_factory):
+    """The folder of two processes under torchrun, with the buffers of each."""
+    return trained_by("torchrun", dataset, tmp_path_factory.mktemp("torchrun"))
+
+
+def trained_by(launcher, dataset, folder):
+    settings = ["model.norm=batch", "trainer.max_steps=3", f"run.dir={folder / 'run'}"]
+    spy = ["+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={folder}"]
+    processes = ranks.start(*tiny.overrides(dataset, *settings, *spy), cwd=folder, launcher=launcher)
+    ended = ranks.wait(processes, folder)
     assert ended.codes == [DONE, DONE], ended.stderr
-    buffers = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+    return folder
+
+
+def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(of_torchrun):
+    buffers = [torch.load(of_torchrun / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert len(buffers[0]) == len(buffers[1]) > 0
     assert all(torch.equal(a, b) for a, b in zip(*buffers, strict=True))
 
 
-def test_a_job_that_sets_ranks_alone_trains_as_under_torchrun(dataset, tmp_path):
+def test_a_job_that_sets_ranks_alone_trains_as_under_torchrun(of_torchrun, dataset, tmp_path):
     """As a PyTorchJob of Kubernetes, whose processes have RANK, but no LOCAL_RANK."""
-    arguments = tiny.overrides(dataset, "trainer.max_steps=3")
     weights = []
-    for launcher in ("torchrun", "job"):
-        run_dir = tmp_path / launcher
-        processes = ranks.start(*arguments, f"run.dir={run_dir}", cwd=tmp_path, launcher=launcher)
-        ended = ranks.wait(processes, tmp_path)
-        assert ended.codes == [DONE, DONE], ended.stderr
-        assert json.loads((run_dir / "summary.json").read_text())["hardware"]["devices"] == 2
-        weights.append(torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+    for folder in (of_torchrun, trained_by("job", dataset, tmp_path)):
+        assert json.loads((folder / "run/summary.json").read_text())["hardware"]["devices"] == 2
+        weights.append(torch.load(folder / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"])
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 

@@ -17,7 +17,7 @@ class RandomStream(IntEnum):
     VALUES = 2  # of the augmentation: intensity, blur, noise
     PLACE = 3  # of the augmentation: rotation, scale, shift, mirroring
     ELASTIC = 4
-    BALANCED_ORDER = 5  # order of the cases of each class
+    BALANCED_ORDER = 5  # order of the cases of each class; 6 was used by an earlier version
     MIXUP = 7
     TRANSFORMS = 8  # a user's own transforms, of MONAI or TorchIO
     PATCH_CLASS = 9  # class of a patch's central voxel, where classes are drawn before cases

@@ -149,7 +149,7 @@ def announce(config: RunConfig, prepared: PreparedData, task: Task, trainer: Tra
     )
     batch_size = (config.data.global_batch_size or 1) * trainer.accumulate_grad_batches
     log.info(
-        "patch: %s voxels of %s mm, global batch %d",
+        "patch: %s voxels of %s mm, %d samples in each step",
         size_text(derived.patch_size),
         size_text(derived.spacing_mm),
         batch_size,

@@ -1,4 +1,13 @@
-"""One training run: prepares data, resolves the config, builds, fits and tests, and keeps `summary.json`."""
+"""One training run, by `train`: from a config that `validate` has typed to the content of `summary.json`.
+
+Its stages, in their order:
+    checked_config: contradictions, and arguments that a class lacks; a dry run ends here
+    with_devices: machines, devices and precision
+    prepare_data (`data_setup`): finds, checks, plans and prepares the cases
+    resolve: `loss=auto`, measured values, batch sizes, and every `${...}` that nodes have kept until here
+    build_task, build_trainer, build_data (`build`, `trainer`, `data_setup`)
+    RunDir.begin makes the folder, Lightning fits, and test cases are scored
+"""
 
 import logging
 import os
@@ -84,6 +93,43 @@ def train(config: RunConfig, folder: RunDir) -> Node:
             # Lightning kills the first process if one that it started ends with an error
             raise SystemExit(DONE) from None
         raise
+
+
+def _train(config: RunConfig, folder: RunDir) -> Node:
+    config, prepared = prepare(config, folder)
+    resolved = resolve(config, prepared, folder)
+    if config.test:
+        check_has_test_cases(prepared)
+    finished = folder.finished(resolved, prepared.identity)
+    # An earlier start of the run may have scored its test cases
+    if finished and (not config.test or "test/cases" in folder.summary()):
+        log.info("this run is finished; run.resume=never trains it again")
+        return folder.summary()
+    load_weights = pretrained_weights(config, resolved.derived, folder) if config.init.pretrained else None
+    set_matmul_precision(resolved.perf.matmul_precision)
+    if uses_gpu(resolved.trainer.accelerator):
+        warn_slow_cudnn()
+    profiler = StepProfiler(resolved.perf.profile, folder.started_at)
+    stop_request = signals.StopRequest()
+    run = _Run(
+        config=resolved,
+        prepared=prepared,
+        folder=folder,
+        task=build_task(resolved, record_of(resolved, prepared), load_weights),
+        trainer=build_trainer(resolved, folder, profiler, bool(prepared.val), stop_request),
+        data=build_data(resolved, prepared, profiler, stop_request),
+        profiler=profiler,
+        stop_request=stop_request,
+    )
+    announce(resolved, prepared, run.task, run.trainer, folder)
+    if folder.resume not in ("auto", "never"):
+        _check_checkpoint(folder.resume, run)
+        identity.warn_of_other_data(Path(folder.resume), prepared.identity)
+    if not finished:
+        _fit(run)
+    if resolved.test:
+        score_test_cases(run.trainer, run.task, run.data, folder)
+    return folder.summary()
 
 
 def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]:
@@ -175,43 +221,6 @@ def with_devices(config: RunConfig) -> RunConfig:
     precision = resolve_precision(trainer.precision, trainer.accelerator)
     trainer = replace(trainer, num_nodes=num_nodes, devices=devices, precision=precision)
     return replace(config, trainer=trainer)
-
-
-def _train(config: RunConfig, folder: RunDir) -> Node:
-    config, prepared = prepare(config, folder)
-    resolved = resolve(config, prepared, folder)
-    if config.test:
-        check_has_test_cases(prepared)
-    finished = folder.finished(resolved, prepared.identity)
-    # An earlier start of the run may have scored its test cases
-    if finished and (not config.test or "test/cases" in folder.summary()):
-        log.info("this run is finished; run.resume=never trains it again")
-        return folder.summary()
-    load_weights = pretrained_weights(config, resolved.derived, folder) if config.init.pretrained else None
-    set_matmul_precision(resolved.perf.matmul_precision)
-    if uses_gpu(resolved.trainer.accelerator):
-        warn_slow_cudnn()
-    profiler = StepProfiler(resolved.perf.profile, folder.started_at)
-    stop_request = signals.StopRequest()
-    run = _Run(
-        config=resolved,
-        prepared=prepared,
-        folder=folder,
-        task=build_task(resolved, record_of(resolved, prepared), load_weights),
-        trainer=build_trainer(resolved, folder, profiler, bool(prepared.val), stop_request),
-        data=build_data(resolved, prepared, profiler, stop_request),
-        profiler=profiler,
-        stop_request=stop_request,
-    )
-    announce(resolved, prepared, run.task, run.trainer, folder)
-    if folder.resume not in ("auto", "never"):
-        _check_checkpoint(folder.resume, run)
-        identity.warn_of_other_data(Path(folder.resume), prepared.identity)
-    if not finished:
-        _fit(run)
-    if resolved.test:
-        score_test_cases(run.trainer, run.task, run.data, folder)
-    return folder.summary()
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def test_two_processes_give_the_result_of_one(dataset, tmp_path, strategy):
         ended = ranks.run(*arguments, cwd=tmp_path)
         codes, stdout, stderr = ended.codes, "".join(ended.stdout), "".join(ended.stderr)
     assert set(codes) == {DONE}, stderr
-    assert "global batch 4" in stdout
+    assert "4 samples in each step" in stdout
     assert "warning" not in stderr
     assert "GPU available" not in stdout + stderr  # Lightning's own handlers, which its import adds
     two = json.loads((tmp_path / "two/summary.json").read_text())

@@ -271,7 +271,7 @@ def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(dataset,
     with two_machines(tmp_path, *tiny.overrides(dataset, *same, "run.dir=run")) as nodes:
         (output, errors), _ = [node.communicate(timeout=PATIENCE_S) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
-    assert "global batch 4" in output
+    assert "4 samples in each step" in output
     assert list((tmp_path / "node1").iterdir()) == []
     run = tmp_path / "node0/run"
     two = json.loads((run / "summary.json").read_text())

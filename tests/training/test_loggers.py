@@ -52,7 +52,7 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog):
     loggers.announce(config, prepared, task, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
         "data: Tiny, 5 cases to train on, 2 to validate",
-        "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 24",
+        "patch: 32 x 48 voxels of 0.5 x 1.25 mm, 24 samples in each step",
         "batch: 6 samples on each device, computed 3 at a time",
         "patches grow: 6 sizes, from 16 x 24 voxels",
         "slices: 2D, across the superior axis of the volumes",

@@ -121,7 +121,8 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
     if is_occupied:
         raise ValueError(
             f"the phantom needs a new or empty folder, but {target} is not empty and "
-            "holds no dataset.json; choose another folder"
+            "holds no dataset.json; choose another folder, or name your data's layout by data=: the phantom "
+            "is the default, data=folder and data=auto read your own"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.parent / f".{target.name}.{uuid.uuid4().hex}.partial"

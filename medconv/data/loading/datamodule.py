@@ -103,8 +103,8 @@ class _Process(NamedTuple):
         rank, world_size: among all processes.
         of_machine: how many processes this machine has.
         on_gpu: whether its device is one.
-        sends_half: whether training images are sent to the device in half precision, in which the network
-            computes.
+        sends_half: whether training images are sent to the device as fp16, whatever half precision the
+            network computes in (see `patch.py`).
     """
 
     num_workers: int
@@ -117,6 +117,13 @@ class _Process(NamedTuple):
 
 class DataModule(LightningDataModule):
     """Feeds the trainer from a store.
+
+    A training batch, as `training_step` gets it: image (batch, channels, *patch) float32, label (batch, 1,
+    *patch) uint8 or int16, sample (batch,) int64, which stays on the host; where configured, annotated
+    (batch, outputs) bool, values (batch, values) float32, kept (batch, channels) bool. On a CPU the worker
+    reads and augments it. For a GPU the worker packs what is visible: image (channels, voxels) float32 or
+    float16, label (1, voxels), blocks; the rest is done there, by `on_after_batch_transfer`. Validation
+    cases are items of `CaseDataset`.
 
     Args:
         split: training cases, cases for validation, and cases for tests after training.

@@ -96,11 +96,11 @@ def without_dropped(batch: dict[str, Any]) -> dict[str, Any]:
 class PatchDataset(monai.data.Dataset):
     """Patches for training; index n is sample number n, without an upper limit.
 
-    Item: image (channels, *patch.size) float32, label (1, *patch.size) uint8 or int16, of probabilities
-    (classes, *patch.size) float16, sample n; where cases lack labels, annotated (outputs,) bool; of cases
-    with values beside a label map, values (values,) float32. With `packed`, image and label are (channels,
-    voxels), and blocks (blocks, 2, axes) say which voxels of the box these are: begin and end; what the image
-    lacks is left out.
+    Item: image (channels, *size) float32, label (1, *size) uint8 or int16, of probabilities (classes,
+    *size) float16, sample n; size is the patch's, or that of `read_size(n)`; where cases lack labels,
+    annotated (outputs,) bool; of cases with values beside a label map, values (values,) float32. With
+    `packed`, image and label are (channels, voxels), and blocks (blocks, 2, axes) say which voxels of the
+    box these are: begin and end; what the image lacks is left out.
     Args:
         cases: ids in the store, in the order of the sampler's indices.
         patch: smaller images are padded with 0 on both sides.

@@ -5,4 +5,6 @@ BEST = "best.ckpt"
 LAST = "last.ckpt"  # a killed run resumes from it
 # The last but one, in case the last one is damaged
 PREVIOUS = "previous.ckpt"
-LOG_SIZES = "curves"  # key of a checkpoint: the sizes of the run's logs, as `log_files.measure_logs` has them
+# Key of a checkpoint: the sizes of the run's logs, as `log_files.measure_logs` has them, to which resuming
+# cuts them; once only curves were cut
+LOG_SIZES = "curves"

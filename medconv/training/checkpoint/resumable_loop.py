@@ -1,6 +1,7 @@
 """A training loop that can be stopped and resumed between any two optimizer steps, with identical results.
 
-The position of a run is one number: its global batches so far. It determines the next samples
+The position of a run is one number: its global batches so far (with accumulated gradients more than
+optimizer steps). It determines the next samples
 (`SampleOrder`), the epoch, and the random numbers, since the generators are seeded for each batch. So a
 checkpoint needs no random state, and a resumed run computes exactly what an uninterrupted one computes.
 """
@@ -24,7 +25,7 @@ from medconv.utils.signals import RunInterrupted
 
 # Names of `ResumableEpochLoop` that override nothing, or an attribute.
 _NOT_LIGHTNINGS = ("max_steps", "owed", "_between_steps", "_is_accumulating", "_save_at_stop")
-_STREAM = 2  # the steps' random numbers differ from others with the same seed
+_STREAM = 2  # of the steps' random numbers, which seed other generators than the streams of `random_streams`
 
 
 class ResumableEpochLoop(_TrainingEpochLoop):

@@ -171,7 +171,7 @@ def test_one_of_two_agents_of_torchrun_is_killed_and_the_other_goes_on(dataset, 
     assert stays.returncode == DONE, output
     assert "trainer: 2 x cpu" in output
     assert "trainer: 1 x cpu" in output
-    assert "global batch 2" in output.rpartition("trainer: 2 x cpu")[2]
+    assert "2 samples in each step" in output.rpartition("trainer: 2 x cpu")[2]
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["steps"] == 300
     assert summary["hardware"]["devices"] == 1

@@ -1,4 +1,4 @@
-"""Formats of volumes that need a package of their own: NRRD (3D Slicer) and MetaImage (ITK)."""
+"""Formats of volumes beside the core's NIfTI and pictures: NRRD (3D Slicer) and MetaImage (ITK)."""
 
 IMAGE_FORMATS = (
     "medconv.features.more_formats.metaimage:METAIMAGE",

@@ -1,4 +1,4 @@
-"""Losses of the shape of structures: Dice and cross-entropy plus a term about their surface or centreline."""
+"""Losses of shape: Dice and cross-entropy plus a term about surface, centreline or components."""
 
 import math
 from abc import ABC, abstractmethod

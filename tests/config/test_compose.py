@@ -272,12 +272,6 @@ def test_a_shell_leaves_the_home_folder_in_a_value():
     assert config_of("data.root=~/scans").data.root == str(Path.home() / "scans")
 
 
-def test_a_pattern_for_each_channel():
-    channels = "data.images={t1:a/{id}_t1.nii.gz,flair:a/{id}_f*.nii.gz}"
-    data = validate(config_of("data=folder", channels)).data
-    assert data.images == {"t1": "a/{id}_t1.nii.gz", "flair": "a/{id}_f*.nii.gz"}
-
-
 def read(override):
     """Key and value, as Hydra reads them."""
     (parsed,) = OverridesParser.create().parse_overrides([override])

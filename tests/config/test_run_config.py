@@ -90,10 +90,6 @@ def test_texts_of_a_file_stay_texts():
     assert read.model["${oc.env:HOME}"] == 1
 
 
-def test_tags_are_a_list():
-    assert config.validate(tiny.composed("tags=[a,b]")).tags == ["a", "b"]
-
-
 def test_all_wrong_values_are_named_at_once():
     wrong = ("data.batch_size=0", "perf.compile=maybe", "task.overlap=1", "trainer.max_time=soon", "seed=-1")
     with pytest.raises(ConfigError) as error:

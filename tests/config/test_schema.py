@@ -2,15 +2,19 @@
 
 import re
 from dataclasses import FrozenInstanceError, fields
+from inspect import signature
 from typing import Any
 
 import pytest
 import yaml
+from lightning import Trainer
+from omegaconf import OmegaConf
 
 from medconv import config
-from medconv.config import DataConfig, RunConfig, conf_dir
+from medconv.config import DataConfig, RunConfig, TrainerConfig, conf_dir
 from medconv.config.keys import declared_keys
-from medconv.config.schema import groups, list_options
+from medconv.config.schema import groups, list_options, set_elsewhere, trainer_schema
+from medconv.data.preprocessing import normalisation, preprocess
 from medconv.features.pretrained.fit import TO_3D
 from medconv.performance.checkpointing import CHECKPOINTING
 from medconv.planning.limits import SIZES
@@ -159,3 +163,69 @@ def test_a_pattern_selects_names():
 def test_an_unknown_group_names_all_groups():
     with pytest.raises(config.ConfigError, match="there is no config group 'models'; .* model, "):
         list_options("models")
+
+
+def test_choices_of_data_are_those_that_the_code_knows():
+    assert KEYS["data.normalisation"].limits.choices == normalisation.NORMALISATIONS
+    assert {*KEYS["data.convention"].limits.choices, None} == set(preprocess.CONVENTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("data.normalisation", ["ct", ["ct", "zscore"], None], ["minmax", ["ct", 3]]),
+        ("data.source_spacing_mm", [[1, 1], {"a_*": [1, 1, 2.5]}, None], [2, [1, 0], {"a_*": 2}]),
+        ("data.case_weights", [{"a_*": 2}, None], [{"a_*": 0}, 2, {"a_*": "twice"}]),
+        ("data.ignore_label", [255, "unlabelled", [255, 254], None], [2.5, {"a": 1}]),
+        ("data.images", ["a/{id}.nii", {"t1": "a/{id}"}, None], [3, ["a", "b"]]),
+        ("data.annotated", [{"a_*": ["liver"]}], ["liver", {"a_*": "liver"}]),
+        ("data.fold", [0, "all"], [None, 0.5, "2"]),
+    ],
+)
+def test_keys_that_take_several_types(name, good, bad):
+    assert [KEYS[name].problem(value) for value in good] == [None] * len(good)
+    assert all(KEYS[name].problem(value) for value in bad)
+
+
+LIGHTNING_KEYS = {key.name: key for key in declared_keys(TrainerConfig)}
+
+
+class LaterTrainer(Trainer):
+    """As if a later version of Lightning had further arguments."""
+
+    def __init__(self, *, new_limit: int | None = 3, new_object: Trainer | None = None) -> None: ...
+
+
+def test_arguments_of_a_later_trainer_become_keys_with_their_types():
+    schema = OmegaConf.structured(trainer_schema(LaterTrainer))
+    OmegaConf.set_readonly(schema, False)
+    assert schema.new_limit == 3 and schema.new_object is None and schema.accelerator == "auto"
+    with pytest.raises(Exception, match=r"'many' of type 'str' could not be converted to Integer"):
+        schema.new_limit = "many"
+
+
+def test_every_argument_of_the_trainer_is_a_key_or_says_where_it_is_set():
+    option = OmegaConf.load(conf_dir() / "trainer/default.yaml")
+    for key in signature(Trainer).parameters:
+        assert (key in option) != (set_elsewhere(f"trainer.{key}") is not None), key
+
+
+def test_a_precision_may_be_a_number_or_null():
+    assert (
+        LIGHTNING_KEYS["precision"].problem(32) is None and LIGHTNING_KEYS["precision"].problem(None) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("devices", [None, 2, "auto", [0, 1]], [0.5, {"a": 1}]),
+        ("deterministic", [True, "warn", None], ["yes", 1]),
+        ("limit_val_batches", [0, 0.5, 3, None], [-1, "half"]),
+        ("val_check_interval", [0.5, 10, "00:01:00:00", None], [0, -1]),
+        ("max_epochs", [None, -1, 3], [-2]),
+    ],
+)
+def test_what_keys_take(name, good, bad):
+    assert [LIGHTNING_KEYS[name].problem(value) for value in good] == [None] * len(good)
+    assert all(LIGHTNING_KEYS[name].problem(value) for value in bad)

@@ -171,20 +171,6 @@ def test_errors_name_the_argument_and_its_value(conv, arguments, message):
     assert not parametrize.is_parametrized(conv)
 
 
-def test_the_cost_model_decides_between_folding_and_two_launches():
-    deep, wide = (
-        transform(nn.Conv3d(256, 256, 3, padding=1)),
-        transform(nn.Conv2d(16, 16, 3), transform_channels=1600),
-    )
-    small, large = torch.empty(2, 256, 5, 7, 5), torch.empty(2, 16, 256, 256)
-    assert channel_transform.prefers_two_launches(
-        deep, prior_of(deep), small
-    )  # 1.8 million weights, two launches 65,000
-    assert not channel_transform.prefers_two_launches(
-        wide, prior_of(wide), large
-    )  # 100 hidden channels per output
-
-
 @pytest.mark.parametrize(
     ("dims", "channels", "size", "two"),
     [

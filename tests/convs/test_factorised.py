@@ -82,14 +82,6 @@ def test_separable_keeps_the_best_filter_of_every_input():
     )
 
 
-def test_the_bias_stays_after_the_last_step():
-    plain = nn.Conv2d(3, 4, 3)
-    for module in (bottleneck(plain), separable(plain)):
-        torch.testing.assert_close(module[-1].bias, plain.bias)
-        assert all(part.bias is None for part in module[:-1])
-    assert all(part.bias is None for part in bottleneck(nn.Conv2d(3, 4, 3, bias=False)))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

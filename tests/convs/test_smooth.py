@@ -22,14 +22,6 @@ def test_the_covariance_follows_its_formula():
     torch.testing.assert_close(taps, torch.tensor(raw, dtype=torch.float64) * scale)
 
 
-def test_an_isotropic_kernel_has_a_soft_jet():
-    """As eigenvalues: a blob, three slopes, then three and three of second order, and the rest."""
-    values = torch.linalg.eigvalsh(covariance((3, 3, 3), (1.0, 1.0, 1.0), 1.5, 1.0, 0.1)).flip(0)
-    assert values[0] > 2 * values[1] and values[1] == pytest.approx(float(values[3]))
-    assert values[4] == pytest.approx(float(values[6])) and values[-1] > 0
-    assert values[:10].sum() > 0.75 * values.sum() == pytest.approx(0.75 * 27)
-
-
 @pytest.mark.parametrize("throughout", [False, True])
 def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance(throughout):
     torch.manual_seed(0)
@@ -40,13 +32,6 @@ def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance(throug
     taps = weight.flatten(2).flatten(0, 1)
     seen = taps.T @ taps / len(taps) / weight.square().mean()
     torch.testing.assert_close(seen, covariance((3, 3), (1, 1), 2.0, 0.8, 0.1).float(), atol=0.03, rtol=0.03)
-
-
-def test_taps_across_thick_slices_vary_less():
-    torch.manual_seed(0)
-    weight = smooth(nn.Conv3d(64, 64, 3), spacing_mm=(1.0, 1.0, 4.0)).weight.detach()
-    variance = weight.square().mean((0, 1))
-    assert variance[1, 1, 0] < 0.5 * variance[0, 1, 1] < variance[1, 1, 1]
 
 
 def test_a_layer_with_new_weights_is_the_same_plain_layer():

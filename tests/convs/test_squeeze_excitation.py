@@ -1,7 +1,5 @@
 """medconv/convs/squeeze_excitation.py: gates from the means of all channels."""
 
-from copy import deepcopy
-
 import numpy as np
 import torch
 from helpers.conv_family import build, image
@@ -11,16 +9,12 @@ from medconv.convs import basis, fold_convs, se
 
 
 def test_se_wraps_any_convolution():
-    torch.manual_seed(0)
-    plain, image = nn.Conv3d(2, 8, 3), torch.randn(2, 2, 5, 5, 5)
+    plain, x = nn.Conv3d(4, 8, 3), image(3)
     module = se(plain, reduction=4, inner=basis)
     assert module[0] is plain and hasattr(plain, "parametrizations")
     folded = fold_convs(module)
     assert type(folded[0]) is nn.Conv3d
-    torch.testing.assert_close(folded(image), module(image), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(deepcopy(folded)(image), folded(image))
-    assert set(folded.state_dict()) == {k.replace("parametrizations.weight.original", "weight") for k in module.state_dict()
-                                        if "mixtures" not in k}  # fmt: skip
+    torch.testing.assert_close(folded(x), module(x), rtol=1e-5, atol=1e-5)
 
 
 def test_se_scales_each_channel_by_a_gate_from_all_channel_means():

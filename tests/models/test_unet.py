@@ -127,14 +127,6 @@ def test_mirror_symmetric_kernels_make_a_mirror_symmetric_network(axis):
     torch.testing.assert_close(network(image.flip(axis)), network(image).flip(axis), rtol=1e-4, atol=1e-5)
 
 
-def test_samples_of_a_batch_do_not_mix_in_evaluation():
-    network = UNet(2, 1, 2, (4, 8), (2,)).eval()
-    image = torch.randn(3, 1, 4, 6)
-    torch.testing.assert_close(
-        network(image), torch.cat([network(sample[None]) for sample in image]), rtol=1e-4, atol=1e-5
-    )
-
-
 def test_initial_activations_neither_vanish_nor_explode():
     torch.manual_seed(0)
     network = UNet(3, 1, 3, (8, 16, 32), (2, 2))

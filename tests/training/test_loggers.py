@@ -247,13 +247,3 @@ def test_there_is_no_curve_of_the_epoch(tmp_path):
     events = EventAccumulator(board.log_dir).Reload()
     assert events.Tags()["scalars"] == ["train/loss"]
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(7, 0.5)]
-
-
-def test_text_is_a_block_of_code(tmp_path):
-    board = TensorBoard(tmp_path, name=None, version="tensorboard")
-    board.log_text("config", "seed: 0\nrun:\n  name: '*a*'\n")
-    board.finalize("success")
-    (text,) = (
-        EventAccumulator(board.log_dir).Reload().Tensors("config/text_summary")[0].tensor_proto.string_val
-    )
-    assert text.decode() == "    seed: 0\n    run:\n      name: '*a*'\n"

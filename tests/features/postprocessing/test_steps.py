@@ -57,21 +57,6 @@ def test_filled_holes_equal_those_of_flood_fill(shape, background, seed):
             assert np.array_equal(filled, oracle.fill_holes(label, value))
 
 
-def test_a_diagonal_gap_leaves_a_hole_closed_and_a_channel_opens_it():
-    label = np.zeros((7, 7, 7), np.int16)
-    label[1:6, 1:6, 1:6] = 1
-    label[3, 3, 3] = 0
-    assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 1
-    label[2, 2, 3] = label[1, 1, 3] = 0  # they touch it only at edges, which connect components but not holes
-    assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 1
-    label[3, 3, 0:3] = 0  # a channel to the outside
-    assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 0
-    flat = np.zeros((7, 7, 3), np.int16)
-    flat[1:6, 1:6, 1] = 1
-    flat[3, 3, 1] = 0  # enclosed in its slice, but open to both sides in the volume
-    assert Step("fill_holes", "a").apply(flat, grid(flat), CLASSES)[3, 3, 1] == 0
-
-
 def test_volumes_are_in_mm3_in_any_orientation():
     label = np.zeros((6, 8, 10), np.int16)
     label[:2, :2, :2], label[4, 5:8, 4] = 1, 1  # 24 and 9 mm^3
@@ -80,14 +65,6 @@ def test_volumes_are_in_mm3_in_any_orientation():
         assert sorted(component_volumes(label == 1, turned)) == pytest.approx([9, 24])
         assert Step("remove_small", "a", 9).apply(label, turned, CLASSES) is label  # none is smaller
         assert Step("remove_small", "a", 9.1).apply(label, turned, CLASSES).sum() == 8
-
-
-def test_equally_large_components_are_all_kept():
-    label = np.zeros((9, 3, 1), np.int16)
-    label[[0, 4, 8]] = 1
-    label[4, 2] = 0
-    processed = Step("keep_largest", "a").apply(label, grid(label), CLASSES)
-    assert processed[0].all() and processed[8].all() and not processed[4].any()
 
 
 def test_a_removed_component_gets_the_value_of_the_region_around_it():
@@ -105,12 +82,6 @@ def test_a_removed_component_gets_the_value_of_the_region_around_it():
     assert Step("fill_holes", "enhancing").apply(label, grid(label), REGIONS) is label
     label[3, 3] = 3  # enhancing voxels belong to the core: nothing to fill
     assert Step("fill_holes", "core").apply(label, grid(label), REGIONS) is label
-
-
-def test_an_empty_label_map_is_unchanged():
-    label = np.zeros((4, 4, 4), np.int16)
-    for step in (Step("keep_largest", FOREGROUND), Step("remove_small", "a", 5.0), Step("fill_holes", "b")):
-        assert step.apply(label, grid(label), CLASSES) is label
 
 
 def test_the_steps_of_a_file_are_applied_in_their_order(tmp_path):

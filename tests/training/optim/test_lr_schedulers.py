@@ -1,6 +1,7 @@
 """medconv/training/optim/lr_schedulers.py: learning rates over a run whose length may change."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -12,31 +13,16 @@ from torch.optim import lr_scheduler as lr
 from medconv.training.optim.lr_schedulers import constant, cosine, poly
 
 
-@pytest.mark.parametrize("total", [1, 7, 1000])
-def test_cosine_follows_its_formula(total):
-    schedule = make(cosine, total)
-    expected = [0.1 * 0.5 * (1 + math.cos(math.pi * k / total)) for k in range(total + 1)]
-    learning_rates = [*rates(schedule, total), schedule.get_last_lr()[0]]
-    assert learning_rates == pytest.approx(expected, abs=1e-9)
-    assert schedule.progress == pytest.approx(1, abs=1e-9)
-
-
-def test_poly_and_constant_follow_their_formulas():
-    assert rates(make(poly, 10), 10) == pytest.approx(
-        [0.1 * (1 - k / 10) ** 0.9 for k in range(10)], abs=1e-9
-    )
-    assert rates(make(poly, 10, power=2.0), 10) == pytest.approx(
-        [0.1 * (1 - k / 10) ** 2 for k in range(10)], abs=1e-9
-    )
-    assert rates(make(constant, 10), 15) == [0.1] * 15
-
-
 @pytest.mark.parametrize("total", [10, 40, 997])
 def test_schedules_equal_those_of_torch(total):
-    expected = rates_of_torch(lr.CosineAnnealingLR, total, T_max=total)
-    assert rates(make(cosine, total), total) == pytest.approx(expected, abs=1e-9)
-    expected = rates_of_torch(lr.PolynomialLR, total, total_iters=total, power=0.9)
-    assert rates(make(poly, total), total) == pytest.approx(expected, abs=1e-9)
+    for ours, torchs, settings in (
+        (cosine, lr.CosineAnnealingLR, {"T_max": total}),
+        (poly, lr.PolynomialLR, {"total_iters": total, "power": 0.9}),
+        (partial(poly, power=2.0), lr.PolynomialLR, {"total_iters": total, "power": 2.0}),
+        (constant, lr.ConstantLR, {"factor": 1}),
+    ):
+        expected = rates_of_torch(torchs, total, **settings)
+        assert rates(make(ours, total), total) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("ends", [(60, 80), (200, 50), (1000, 41)])
@@ -67,8 +53,6 @@ def test_without_an_end_the_rate_is_constant():
 
 
 def test_warmup_is_linear_and_multiplies_the_shape():
-    learning_rates = rates(make(constant, 100, warmup_steps=4), 6)
-    assert learning_rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1], abs=1e-9)
     shape = rates(make(cosine, 100), 6)
     assert rates(make(cosine, 100, warmup_steps=4), 6) == pytest.approx(
         [s * f for s, f in zip(shape, [0.25, 0.5, 0.75, 1, 1, 1], strict=True)], abs=1e-9

@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from helpers.plans import published
+from helpers.plans import published, single_case
 
-from medconv.planning.limits import SIZES, need_size
+from medconv.planning.limits import SIZES, PlanOverrides, need_size
 from medconv.planning.planner import plan
 from medconv.planning.topology import Budget
 
@@ -35,3 +35,16 @@ def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name):
 def test_a_size_that_does_not_exist_is_an_error():
     with pytest.raises(ValueError, match=r"size must be full, large, medium, small, tiny or None, got huge"):
         need_size("huge")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), [({"divisible_by": 0}, r"divisible_by must be a whole number from 1, got 0")]
+)
+def test_numbers_below_one_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        PlanOverrides(**values)
+
+
+def test_resize_is_not_for_label_maps():
+    with pytest.raises(ValueError, match=r"resize needs cases with values"):
+        plan(single_case((30, 30), (1, 1)), PlanOverrides(resize=(17, 17)))

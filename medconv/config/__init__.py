@@ -9,7 +9,7 @@ from medconv.config.instantiate import (
     iter_nodes,
 )
 from medconv.config.keys import Node
-from medconv.config.run_config import data_of, from_plain, resolve, validate
+from medconv.config.run_config import data_of, from_plain, validate, with_derived
 from medconv.config.schema import (
     DataConfig,
     Derived,
@@ -54,7 +54,7 @@ __all__ = [
     "from_plain",
     "iter_nodes",
     "lists_to_tuples",
-    "resolve",
     "tuples_to_lists",
     "validate",
+    "with_derived",
 ]

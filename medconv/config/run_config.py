@@ -37,7 +37,8 @@ def validate(composed: DictConfig) -> RunConfig:
         omegaconf.errors.OmegaConfBaseException: an interpolation of a key that does not exist.
     """
     values: Any = OmegaConf.to_container(composed, resolve=False)
-    # names, types and ranges come first: they need no class, whose import takes seconds
+    # names, types and ranges come first: they need no class, whose import takes seconds. `Composer` checks
+    # names before it imports the user's packages, too; configs from Hydra's own `compose` only come by here
     check_names(values)
     keys = list(declared_keys(RunConfig))
     _check_complete(values, keys)
@@ -92,7 +93,7 @@ def data_of(composed: DictConfig) -> DataConfig:
     return OmegaConf.to_object(_typed({"data": composed.data}).data)  # type: ignore[return-value]
 
 
-def resolve(config: RunConfig, derived: Derived) -> RunConfig:
+def with_derived(config: RunConfig, derived: Derived) -> RunConfig:
     """The same config with `derived` filled in, and every interpolation replaced.
 
     Texts of `derived`, such as class names, come from data files: an interpolation in them stays a text.

@@ -144,7 +144,7 @@ def _check_left_right(
 
 
 def record_of(config: RunConfig, prepared: PreparedData) -> Node:
-    """What every checkpoint carries; plain values only."""
+    """What every checkpoint carries under the key `medconv`; plain values only."""
     preprocessing = asdict(prepared.preprocessing)
     return {
         "version": medconv.__version__,

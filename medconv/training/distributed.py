@@ -222,7 +222,10 @@ def batches_per_epoch(config: RunConfig) -> int:
 
 
 def has_parts(config: RunConfig) -> bool:
-    """Whether a process computes its batch in parts of `data.batch_size` samples.
+    """Whether a process computes its batch in parts of `data.batch_size` samples, with one loss over all.
+
+    Gradients of the parts are not accumulated as by `trainer.accumulate_grad_batches`, whose loss is that of
+    each part: see `compute_in_parts`.
 
     Raises:
         ConfigError: the global batch cannot be divided, or this network cannot be computed in parts.

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, prod
-from typing import Any
 
 import numpy as np
-from lightning import Callback, Trainer
 
 from medconv import config as configs
 from medconv.config import RunConfig, TrainerConfig
@@ -127,15 +125,3 @@ def may_grow(config: RunConfig) -> bool:
 def has_end(trainer: TrainerConfig) -> bool:
     """Whether a time, a number of steps or of epochs ends a run, so that it has a progress."""
     return trainer.max_epochs != -1 or trainer.max_steps != -1 or trainer.max_time is not None
-
-
-class PatchSize(Callback):
-    """Logs `train/patch_voxels`, the voxels of a training patch, where it grows during the run."""
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if pl_module.growing_patch is None or not every or (trainer.global_step + 1) % every:
-            return
-        whole_patch = batch["image"].shape[2:]
-        size = pl_module.growing_patch.size(whole_patch, pl_module.lr_schedulers().progress)
-        pl_module.log("train/patch_voxels", float(prod(size)), rank_zero_only=True)

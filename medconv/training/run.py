@@ -276,7 +276,7 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     Args: config: of `prepare`.
     """
     config = with_loss(config, prepared.targets)
-    resolved = configs.resolve(config, prepared.derived)
+    resolved = configs.with_derived(config, prepared.derived)
     num_samples = resolved.data.samples_per_epoch
     if num_samples is None:
         whole_images = prepared.targets.family.own("whole_images")

@@ -298,6 +298,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def default_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     """Main choices and a hash of the whole config: the same command finds its run again.
 
+    Keys that may change when a run resumes (`identity.FREE`) count too: another number of devices or workers,
+    tried without a `run.name`, is a run to compare with, not one that is finished.
+
     Args:
         choices: option of each group of the config, such as `conv` to `basis`.
     """

@@ -44,17 +44,17 @@ def test_values_get_the_type_of_the_schema():
 def test_resolve_fills_in_derived_values():
     checked = config.validate(tiny.composed("data.root=here"))
     assert checked.model["out_channels"] == "${derived.num_classes}" and checked.derived == Derived()
-    resolved = config.resolve(checked, derived())
+    resolved = config.with_derived(checked, derived())
     assert resolved.model["out_channels"] == 3 and resolved.model["strides"] == [[2, 2, 1]]
     assert type(resolved.model["strides"]) is list
     assert resolved.derived == derived() and resolved.data == checked.data
     assert resolved.data.layout["root"] == "here"
-    other = config.resolve(checked, derived(num_classes=4))
+    other = config.with_derived(checked, derived(num_classes=4))
     assert other.model["out_channels"] == 4 and checked.model["out_channels"] == "${derived.num_classes}"
 
 
 def test_a_resolved_config_survives_a_file():
-    resolved = config.resolve(config.validate(tiny.composed()), derived())
+    resolved = config.with_derived(config.validate(tiny.composed()), derived())
     plain = resolved.plain()
     read = config.from_plain(json.loads(json.dumps(plain)))
     assert read.plain() == {**plain, "trainer": {k: plain["trainer"][k] for k in read.plain()["trainer"]}}
@@ -72,14 +72,14 @@ def test_a_resolved_config_survives_a_file():
     ],
 )
 def test_a_config_from_a_file_is_checked(group, key, value, message):
-    plain = config.resolve(config.validate(tiny.composed()), derived()).plain()
+    plain = config.with_derived(config.validate(tiny.composed()), derived()).plain()
     plain[group][key] = value
     with pytest.raises((ConfigError, OmegaConfBaseException), match=message):
         config.from_plain(plain)
 
 
 def test_texts_of_a_file_stay_texts():
-    plain = config.resolve(config.validate(tiny.composed()), derived()).plain()
+    plain = config.with_derived(config.validate(tiny.composed()), derived()).plain()
     texts = ["${oc.env:HOME}", "a${b", "???", "\\${seed}", "\ue0000\ue001"]
     plain["derived"]["class_names"] = texts
     plain["data"]["root"] = "${oc.env:HOME}"

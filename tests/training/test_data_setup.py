@@ -89,7 +89,7 @@ def test_a_compressed_store_needs_its_package(dataset, tmp_path, monkeypatch):
 def test_loaders_have_the_settings_of_the_config(tmp_path):
     settings = checked(write(tmp_path / "data", 20), "data.batch_size=3", "data.samples_per_epoch=20")
     prepared = prepare_data(settings)
-    module = build_data(config.resolve(settings, prepared.derived), prepared)
+    module = build_data(config.with_derived(settings, prepared.derived), prepared)
     assert next(iter(module.train_dataloader()))["image"].shape[0] == 3
     assert [case.id for case in module.split.val] == [case.id for case in prepared.val]
 
@@ -103,7 +103,7 @@ def test_channels_are_left_out_only_where_they_may_be_missing(tmp_path):
     )
     prepared = prepare_data(settings)
     with pytest.raises(ConfigError, match="data.channel_dropout=0.5 needs data.missing=allow"):
-        build_data(config.resolve(settings, prepared.derived), prepared)
+        build_data(config.with_derived(settings, prepared.derived), prepared)
 
 
 ALIKE = cases_of(("a", "b", "c"))

@@ -116,7 +116,7 @@ def test_derived_values_of_classes_and_numbers(tmp_path, caplog):
     assert len(prepared.train) + len(prepared.val) == 19
     assert derived.class_counts == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
     assert derived.monitor == "val/cross_entropy" and derived.num_train_cases == len(prepared.train)
-    resolved = config.resolve(settings, derived)
+    resolved = config.with_derived(settings, derived)
     resolved = replace(resolved, data=replace(resolved.data, batch_size=4, samples_per_epoch=4))
     batch = next(iter(build_data(resolved, prepared).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]

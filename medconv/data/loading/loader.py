@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 class Loader(DataLoader):
     """Marks the begin and end of waiting for a batch; raises the errors of workers.
 
+    It is MONAI's loader, which seeds random transforms of MONAI where there are no workers.
+
     Args:
         stop_request: ends a wait for a batch that does not come.
         ends_early: at the first batch after a stop was requested.

@@ -128,7 +128,7 @@ class PatchDataset(monai.data.Dataset):
         channel_dropout: ChannelDropout | None = None,
         transform: Callable[[Sample], Sample] | None = None,
     ) -> None:
-        super().__init__(cases, transform)
+        super().__init__(cases, transform)  # MONAI makes a `Compose` of it, which does nothing for None
         # One block of memory: reference counts of strings would copy their pages into each worker.
         self.data: Any = np.array(cases)
         self.store = store

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class CaseRounds:
-    """An endless sequence of indices; element n depends on (seed, n) alone.
+    """An endless sequence of indices; element n depends on (seed, n) alone. It is shuffled anew in each round
+    of all cases, and goes on over epochs, whose length is another one (`data.samples_per_epoch`).
 
     Args:
         count: of cases, or of whatever else takes turns.
@@ -217,7 +218,8 @@ class ForegroundSampler(Sampler):
     """Each round has each case once, or as often as its weight says; then the patch is placed.
 
     Args:
-        foreground_share: of patches that are centred on a voxel of a random class of the case, 0 to 1. The
+        foreground_share: of patches that are centred on a voxel of a random class of the case, 0 to 1; drawn
+            for each sample, so a batch may have more or fewer (nnU-Net fixes their number in each batch). The
             others lie anywhere, or with a value to ignore are centred on a labelled voxel.
         by_weight: draw cases by their weights; None: where the weights differ.
     Raises:

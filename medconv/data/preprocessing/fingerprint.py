@@ -1,4 +1,7 @@
-"""Statistics of a dataset, of which the plan is made."""
+"""Statistics of a dataset, of which the plan is made.
+
+`examine` has measured each case; `cached_fingerprint` of `dataset_cache.py` asks for all and keeps it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

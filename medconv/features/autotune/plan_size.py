@@ -173,14 +173,14 @@ def _steps_in_time(config: RunConfig, size_plan: Plan, derived: Derived, step: S
     """Also whether patches grow, which makes most steps cheaper."""
     seconds = _TRAINING * (config.trainer.max_seconds or math.inf)
     num_steps = seconds / (step.seconds * config.trainer.accumulate_grad_batches)
-    growing = growing_patch_of(configs.resolve(config, derived), step.divisor)
+    growing = growing_patch_of(configs.with_derived(config, derived), step.divisor)
     if growing is None:
         return num_steps, False
     return num_steps * float((1 / growing.costs(size_plan.patch_size)).mean()), True
 
 
 def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> Step:
-    model = Targets.from_plain(derived.targets).model(configs.resolve(config, derived).model)
+    model = Targets.from_plain(derived.targets).model(configs.with_derived(config, derived).model)
     key = {
         "model": model,
         "image": [plan.batch_size, derived.num_channels, *plan.patch_size],

@@ -158,7 +158,7 @@ def _remedy_line(row: Mapping[str, Any]) -> str:
 def _layers(config: RunConfig, sizes: Sizes, device: torch.device) -> list[Layer]:
     """Raises: ConfigError: the convolution replaces none."""
     derived = _derived(config, sizes)
-    resolved = configs.resolve(config, derived)
+    resolved = configs.with_derived(config, derived)
     model = resolved.model
     timed = NetworkSizes(model, derived, sizes.batch, device, switches_of(resolved.perf))
     layers = list(replaced_layers(timed, resolved.conv, _build))

@@ -115,7 +115,7 @@ def _resolved(model: NnUNetModel, settings: Node, output: Path) -> tuple[RunConf
     derived = replace(
         prepared.derived, num_train_cases=model.num_cases, train_cases=f"{model.num_cases} cases of nnU-Net"
     )
-    resolved = configs.resolve(config, derived)
+    resolved = configs.with_derived(config, derived)
     return replace(resolved, trainer=replace(resolved.trainer, precision="32-true")), prepared
 
 

@@ -82,7 +82,7 @@ def load_weights(
     """
 
     def model(derived: Derived) -> Node:
-        return Targets.from_plain(derived.targets).model(configs.resolve(config, derived).model)
+        return Targets.from_plain(derived.targets).model(configs.with_derived(config, derived).model)
 
     layers = layers_of(
         model(derived),

@@ -1,9 +1,10 @@
-"""Progress of a training: a bar in a terminal, lines in a log, and the learning rate as a curve."""
+"""Progress of a training: a bar in a terminal, lines in a log, and curves of learning rate and patch size."""
 
 import logging
 import math
 import time
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -268,3 +269,15 @@ class LearningRate(Callback):
         for number, rate in enumerate(rates.values(), 1):
             name = "train/lr" if number == 1 else f"train/lr_{number}"
             pl_module.log(name, rate, rank_zero_only=True)
+
+
+class PatchSize(Callback):
+    """Logs `train/patch_voxels`, the voxels of a training patch, where it grows during the run."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if pl_module.growing_patch is None or not every or (trainer.global_step + 1) % every:
+            return
+        whole_patch = batch["image"].shape[2:]
+        size = pl_module.growing_patch.size(whole_patch, pl_module.lr_schedulers().progress)
+        pl_module.log("train/patch_voxels", float(prod(size)), rank_zero_only=True)

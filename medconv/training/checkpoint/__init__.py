@@ -1,4 +1,4 @@
-"""Checkpoints written and resumed, bit for bit."""
+"""Checkpoints written and resumed, bit for bit; without states of random generators (`PerStepSeeding`)."""
 
 # A second name of the last.ckpt after the validation whose running mean was the best, see `Ranking`
 BEST = "best.ckpt"

@@ -80,7 +80,7 @@ def data_module(options: argparse.Namespace, cache: Path) -> Any:
 
     settings = composed(options, cache)
     prepared = prepare_data(settings)
-    return build_data(config.resolve(settings, prepared.derived), prepared)
+    return build_data(config.with_derived(settings, prepared.derived), prepared)
 
 
 def _prepare_anew(options: argparse.Namespace) -> int:

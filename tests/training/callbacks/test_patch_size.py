@@ -1,4 +1,4 @@
-"""medconv/training/growing_patch.py: the curve has the voxels of the patches that were trained on."""
+"""medconv/training/callbacks/progress.py: the curve has the voxels of the patches that were trained on."""
 
 import json
 from math import prod

@@ -189,12 +189,6 @@ class Case:
             return ()
         return (self.label, *(self.soft_label.further_files if self.soft_label else ()))
 
-    @property
-    def label_relabels(self) -> tuple[Relabel | None, ...]:
-        """`relabel` of each of the `label_files`."""
-        further = self.soft_label.further_relabels if self.soft_label else ()
-        return (self.relabel, *further)
-
 
 @dataclass(frozen=True)
 class Dataset:

@@ -17,6 +17,8 @@ NEEDED_BY = {
     "pictures": ["report"],
     "pretrained": ["nnunet"],
     "cross_validation": ["postprocessing", "sweeps"],
+    "image_level": ["joint"],
+    "quality": ["bound"],
 }
 # Modules by which a feature enters another one: without that one, nobody asks for them.
 PARTS_OF = {
@@ -27,6 +29,8 @@ PARTS_OF = {
         "image_level.saliency",
         "image_level.saliency_extra",
         "image_level.views",
+        "instances.report",
+        "joint.views",
         "landmarks.views",
     ],
     "report": ["image_level.report", "instances.report"],

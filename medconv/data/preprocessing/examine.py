@@ -199,7 +199,8 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map to learn. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
-    for path, relabel in zip(case.label_files, case.label_relabels, strict=True):
+    further_relabels = case.soft_label.further_relabels if case.soft_label else ()
+    for path, relabel in zip(case.label_files, (case.relabel, *further_relabels), strict=True):
         if path is None:
             continue
         report.warnings += header_doubts(path)

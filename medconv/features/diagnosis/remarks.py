@@ -19,7 +19,6 @@ from medconv import config as configs
 from medconv.config import Node, PerfConfig, RunConfig, TrainerConfig
 from medconv.convs.parametrization import CONVS, only_draws
 from medconv.convs.swap import swap_convs
-from medconv.features.autotune.measured_once import measured_once, measuring
 from medconv.features.diagnosis import conv_cost
 from medconv.features.diagnosis.conv_cost import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.features.diagnosis.nonfinite import Diagnosis
@@ -82,9 +81,14 @@ def price(config: RunConfig) -> Node | None:
             "precision": config.trainer.precision,
             "switches": switches_of(config.perf),
         }
-        result, _ = measured_once(
-            config, "conv_price", key, lambda: _measure(config, batch), _is_complete, shared=False
-        )
+        # A run trains without this feature, too
+        from medconv.features.autotune.measured_once import measured_once, measuring
+
+        def measure() -> Node:
+            with measuring(config):
+                return _measure(config, batch)
+
+        result, _ = measured_once(config, "conv_price", key, measure, _is_complete, shared=False)
     except Exception as error:  # of a user's layer: no reason to end a run that may train
         log.warning("conv: cannot be timed beside nn.Conv: %s", first_line(error))
         return None
@@ -104,7 +108,7 @@ def _measure(config: RunConfig, batch: int) -> Node:
     device = torch.device("cuda" if uses_gpu(accelerator) else "cpu")
     dtype = autocast_dtype(resolve_precision(config.trainer.precision or "auto", accelerator))
     sizes = NetworkSizes(config.model, config.derived, batch, device, switches_of(config.perf))
-    with measuring(config), computing_in(device, dtype):
+    with computing_in(device, dtype):
         layers = list(replaced_layers(sizes, config.conv))
         return conv_cost.price(layers, _SECONDS)
 

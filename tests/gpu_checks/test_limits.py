@@ -100,11 +100,13 @@ def size_of(plan, classes):
     return Size(plan.patch_size, len(plan.normalisation), classes, plan.batch_size, plan.channels)
 
 
+@pytest.mark.slow  # as the checks themselves
 def test_the_phantoms_are_planned_like_this(tmp_path):
     assert size_of(*planned(tmp_path)) == PHANTOM
     assert size_of(*planned(tmp_path, *LARGE_PATCHES)) == LARGE_PHANTOM
 
 
+@pytest.mark.slow  # as the checks themselves
 def test_whole_images_are_planned_like_this(tmp_path):
     file = data._medmnist(tmp_path / "squares.npz", 400)
     plan, classes = planned(tmp_path, "data=medmnist", f"data.root={file}")

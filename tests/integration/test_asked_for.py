@@ -78,6 +78,7 @@ def test_several_raters(hippocampi, tmp_path):
     assert len(summary["val/rater_dice"]) == 2 and 0 <= summary["val/brier"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cldice", "skeleton_recall", "boundary"])
 def test_losses_for_thin_structures(hippocampi, tmp_path, loss):
     tiny.train(hippocampi, tmp_path / "run", *PLAN, f"loss={loss}", "trainer.max_steps=2")

@@ -58,8 +58,4 @@ def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done, tmp_path):
     content["medconv"]["config"]["derived"]["memory_gb"] = 0.75
     torch.save(content, path)
     assert RunDir(tmp_path / "new", str(path)).planned() == {"memory_gb": 0.75, "size": "large"}
-    for key in ("memory_gb", "size"):  # of before there were such things
-        del content["medconv"]["config"]["derived"][key]
-    torch.save(content, path)
-    assert RunDir(tmp_path / "new", str(path)).planned() == {"size": "full"}
     assert RunDir(tmp_path / "new").planned() == RunDir(done, "never").planned() == {}

@@ -179,6 +179,7 @@ def hanging(file, **settings):
     return augment
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_run_whose_worker_hangs(dataset, whole, tmp_path):
     folder = tmp_path / "run"
     blocker = tmp_path / "blocker"

@@ -128,8 +128,8 @@ def test_two_dimensions(tmp_path):
     ("model", "conv"),
     [
         ("monai_unet", "none"),
-        ("monai_unet", "transform"),
-        ("dynunet", "transform"),
+        pytest.param("monai_unet", "transform", marks=pytest.mark.slow),
+        pytest.param("dynunet", "transform", marks=pytest.mark.slow),
         ("segresnet", "transform"),
         ("resenc", "smooth conv.throughout=true"),
     ],

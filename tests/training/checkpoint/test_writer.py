@@ -407,3 +407,19 @@ def test_a_run_from_the_checkpoint_of_another_folder_ranks_anew(tmp_path, has_be
     trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
     writer.on_train_start(trainer, LightningModule())
     assert writer.best == (0.1 if has_best else None)
+
+
+def test_a_validation_that_scores_less_leaves_the_best_checkpoint(tmp_path, monkeypatch):
+    writer = CheckpointWriter(tmp_path, AtomicCheckpointIO(), every=60)
+    plugins = [writer.io]
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, plugins=plugins)
+    module = LightningModule()
+    trainer.strategy.connect(module)
+    are_best = []
+    for score in (0.5, 0.9, 0.8, 0.95):
+        monkeypatch.setattr(Trainer, "callback_metrics", {DICE.name: score})
+        writer.on_validation_end(trainer, module)
+        writer.save(trainer)
+        writer.io.wait()
+        are_best.append(os.path.samefile(tmp_path / "best.ckpt", tmp_path / "last.ckpt"))
+    assert are_best == [True, True, False, True]

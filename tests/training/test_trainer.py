@@ -49,6 +49,12 @@ def test_run_has_100_epochs_if_nothing_else_ends_it(dataset, tmp_path, bounds, e
     assert trainer.max_epochs == epochs and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("bounds", "epochs"), [([], 0), (["trainer.min_epochs=2"], 2)])
+def test_a_least_number_of_steps_demands_no_whole_epoch(dataset, tmp_path, bounds, epochs):
+    trainer = trainer_of(dataset, tmp_path / "run", "trainer.min_steps=3", *bounds)
+    assert (trainer.min_steps, trainer.min_epochs) == (3, epochs)
+
+
 @pytest.mark.parametrize(("accumulated", "says"), [(4, "an epoch has 2 batches"), (2, "")])
 def test_more_accumulated_batches_than_an_epoch_has_are_a_warning(
     dataset, tmp_path, caplog, accumulated, says

@@ -421,5 +421,5 @@ def test_a_validation_that_scores_less_leaves_the_best_checkpoint(tmp_path, monk
         writer.on_validation_end(trainer, module)
         writer.save(trainer)
         writer.io.wait()
-        are_best.append(os.path.samefile(tmp_path / "best.ckpt", tmp_path / "last.ckpt"))
+        are_best.append((tmp_path / "best.ckpt").samefile(tmp_path / "last.ckpt"))
     assert are_best == [True, True, False, True]

@@ -119,7 +119,7 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
     if not validates:
         # Else Lightning warns of an empty loader
         settings["limit_val_batches"] = 0
-    if trainer.min_steps is not None and trainer.min_epochs is None:
+    if settings["min_steps"] is not None and settings["min_epochs"] is None:
         settings["min_epochs"] = 0  # else Lightning demands an epoch, here any number of samples
     if trainer.max_epochs is None:
         settings["max_epochs"] = epochs_of(trainer) or -1

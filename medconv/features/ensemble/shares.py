@@ -11,9 +11,10 @@ from medconv.training.data_setup import PreparedData
 from medconv.training.run import prepare
 from medconv.training.run_dir import RunDir, read_config
 
-# From how often a network has seen each case on, more time hardly raises its score, or lowers it
-# (experiments/do-hours-pay.md)
+# From how often a network has seen each case, and from how many steps on, more time hardly raises its score,
+# or lowers it (experiments/do-hours-pay.md)
 ENOUGH = 50
+ENOUGH_STEPS = 2000
 _MOST = 10  # members: prediction takes as many times as long
 
 log = logging.getLogger(__name__)
@@ -49,11 +50,13 @@ def rounds(config: RunConfig, folder: RunDir) -> int:
     small, prepared = prepare(small, RunDir(folder.path, "never"))
     steps: float = steps_in_time(small, prepared.plan, prepared.derived)
     seen = steps * prepared.plan.batch_size * small.trainer.accumulate_grad_batches / _draws(prepared)
-    count = min(_MOST, max(1, floor(seen / ENOUGH)))
+    count = min(_MOST, max(1, floor(min(seen / ENOUGH, steps / ENOUGH_STEPS))))
     log.info(
-        "--members auto: in trainer.max_time a network sees each case about %.0f times, and %d are enough: "
-        "%d member%s on each device",
+        "--members auto: about %.0f steps fit into trainer.max_time and see each case %.0f times; %d steps "
+        "and %d times are enough: %d member%s on each device",
+        steps,
         seen,
+        ENOUGH_STEPS,
         ENOUGH,
         count,
         "" if count == 1 else "s",

@@ -185,20 +185,22 @@ def test_what_an_ensemble_cannot_be_is_said(arguments, message, dataset, monkeyp
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(30, 1), (110, 1), (120, 2), (6000, 10)])
+@pytest.mark.parametrize(
+    ("seconds", "enough_steps", "expected"),
+    [(30, 1, 1), (110, 1, 1), (120, 1, 2), (6000, 1, 10), (600, 300, 3)],
+)
 def test_members_share_the_time_in_which_each_case_is_seen_often(
-    seconds: int, expected: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    seconds, enough_steps, expected, dataset, tmp_path, monkeypatch
+):
     """With a step of 0.5 s, 102 whole patches in batches of 2 fit into a minute: 4 cases are seen 51 times."""
     monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(0.5, 0.5))
+    monkeypatch.setattr(shares, "ENOUGH_STEPS", enough_steps)
     time = f"trainer.max_time=00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     more = (time, "schedule.patch=whole", "data.patch_size=[16,18,12]", f"data.cache_dir={tmp_path}")
     assert shares.rounds(tiny.checked(dataset, *more), RunDir(tmp_path / "run")) == expected
 
 
-def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(
-    trained: tuple[Path, Path, str], tmp_path: Path
-) -> None:
+def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(trained, tmp_path):
     dataset, folder, _ = trained
     begun = shutil.copytree(folder, tmp_path / "run")
     config = tiny.checked(dataset, "trainer.max_time=00:01:00:00")
@@ -209,6 +211,6 @@ def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(
     assert shares.rounds(config, RunDir(begun)) == 3
 
 
-def test_a_share_of_the_time_is_written_as_the_key_has_it(dataset: Path) -> None:
+def test_a_share_of_the_time_is_written_as_the_key_has_it(dataset):
     config = tiny.checked(dataset, "trainer.max_time=02:01:00:00")
     assert [shares.share(config, count) for count in (1, 4)] == ["02:01:00:00", "00:12:15:00"]

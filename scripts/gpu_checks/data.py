@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM, seconds, 
 from gpu_checks.setting import Setting
 from medconv import config
 from medconv.data.augmentation import intensity
+from medconv.data.loading import patch
 from medconv.planning.topology import stem_for
 
 _PATCH = 128**3
@@ -145,6 +147,37 @@ def augmentation_compiled(setting: Setting) -> Figures:
         for kind, function in {"eager": change, "compiled": compiled}.items():
             figures[f"{name}, {kind}, seconds"] = seconds(partial(function, rows, neutral), device, rounds)
     return figures
+
+
+@claim(
+    "packed-boxes",
+    "Where packed voxels stand in 4 boxes of 128x128x128, half filled: computed in 64 bits, times 32",
+    Expect("64 bits, times 32", least=1),
+    Expect("differing places", most=0, tiny=True),
+    limit_s=20,
+    no_limit="none: a few passes over indices, beside a step",
+)
+def packed_boxes(setting: Setting) -> Figures:
+    edge, slabs = setting.pick(128, 8), setting.pick(16, 2)
+    begin = torch.tensor([[b, edge // slabs * s, 0, edge // 4] for b in range(4) for s in range(slabs)])
+    end = begin + torch.tensor([1, edge // slabs, edge, edge // 2])
+    blocks = torch.stack([begin, end], 1).to(setting.device)
+    box = (edge, edge, edge)
+
+    def places() -> Tensor:
+        return patch.voxels_of(blocks, box, 4, 4 * edge**3 // 2)
+
+    def timed() -> float:
+        return seconds(places, setting.device, setting.pick(20, 1))
+
+    narrow, narrow_seconds = places(), timed()
+    with mock.patch.object(patch, "_INT32", 0):  # every index is too large for 32 bits
+        wide, wide_seconds = places(), timed()
+    return {
+        "differing places": int((narrow != wide).sum()),
+        "64 bits, times 32": wide_seconds / narrow_seconds,
+        "32 bits, seconds": narrow_seconds,
+    }
 
 
 def _data(setting: Setting, part: str, patch: int, *words: str) -> list[dict[str, Any]]:

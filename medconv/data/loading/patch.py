@@ -172,7 +172,7 @@ def voxels_of(blocks: Tensor, box_size: Sequence[int], batch_size: int, voxels: 
     Shape: blocks as of `collate_packed` -> (voxels,), in an array (batch_size, *box_size) that is flat.
     """
     edges = (batch_size, *box_size)
-    # A GPU divides numbers of 32 bits several times as fast
+    # Divisions in 64 bits take more instructions on a GPU; `packed-boxes` of scripts/gpu_check.py times both
     begin, end = blocks.to(torch.int32 if prod(edges) < _INT32 else torch.int64).unbind(1)
     size = end - begin
     count = size.prod(1, dtype=size.dtype)

@@ -185,7 +185,7 @@ class Composer:
         self._hydra = Hydra("medconv", ConfigLoaderImpl(search_path))
         self.is_sweep = flags.multirun
         # Only something of the user's own sets `hydra.mode`, and to ask for it takes as long as to compose
-        if flags.config_path or flags.config_name or flags.config_dir or "hydra." in str(self.overrides):
+        if flags.config_path or flags.config_name or flags.config_dir or "hydra" in str(self.overrides):
             # None: it is not set, or the config has an error, which `configs` raises
             mode = self._hydra.get_mode(self._config_name, self.overrides)
             self.is_sweep = flags.multirun or mode == RunMode.MULTIRUN

@@ -62,6 +62,13 @@ def duration_seconds(duration: str, key: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
+def duration_text(seconds: float) -> str:
+    """Whole seconds as `DD:HH:MM:SS`."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours // 24:02}:{hours % 24:02}:{minute:02}:{second:02}"
+
+
 def texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Every string in a nested node, including the names of keys, with its full key."""
     if isinstance(node, Mapping):

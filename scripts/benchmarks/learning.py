@@ -41,7 +41,6 @@ VARIANTS = {
     "plain, kernels of 5": ["conv=none", "model.kernel_size=5"],
     "turns": ["conv=turns"],
     "acs": ["conv=acs"],
-    "2D": ["data.spatial_dims=2", "data.batch_size=16"],
     "acs, from 2D": ["conv=acs", "conv.init_from_weights=true", "init.inflate_2d=acs"],
     "rates by tap": ["conv=none", "conv._target_=benchmarks.tap_rates.tap_rates"],
     "mirror": ["conv=mirror"],
@@ -57,8 +56,8 @@ VARIANTS = {
     "separable": ["conv=separable"],
     "se": ["conv=se"],
 }
-# Variants that begin with the weights of another one, which is trained first, on the same cases
-BEGIN = {"acs, from 2D": "2D"}
+# What is trained before a variant, on the same cases, for the weights that it begins with; no variant itself
+BEFORE = {"acs, from 2D": ["data.spatial_dims=2", "data.batch_size=16"]}
 CHANNELS = [16, 32, 64, 128]
 
 
@@ -121,9 +120,7 @@ def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
     """One row for every variant that has been trained on so many cases."""
     rows = []
     plain = _scores(folder / PLAIN)
-    found = {
-        variant: _scores(folder / slug(variant)) for variant in VARIANTS if variant not in BEGIN.values()
-    }
+    found = {variant: _scores(folder / slug(variant)) for variant in VARIANTS}
     found = {variant: scores for variant, scores in found.items() if scores}
     comparisons = max(1, len(found.keys() - {PLAIN}))
     for variant, mine in found.items():
@@ -166,11 +163,17 @@ def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, out
     folder = _folder(output, cases, options) / slug(variant) / str(seed)
     if summary(folder).get("status") == "done":
         return
-    begin = []
-    if variant in BEGIN:
-        _train(cases, seed, BEGIN[variant], options, output)
-        weights = _folder(output, cases, options) / slug(BEGIN[variant]) / str(seed) / "checkpoints/last.ckpt"
-        begin = [f"init.pretrained={weights}"]
+    settings = VARIANTS[variant]
+    if variant in BEFORE:
+        before = _folder(output, cases, options) / f"before-{slug(variant)}" / str(seed)
+        _run(before, cases, seed, BEFORE[variant], options, output)
+        settings = [*settings, f"init.pretrained={before / 'checkpoints/last.ckpt'}"]
+    _run(folder, cases, seed, settings, options, output)
+
+
+def _run(
+    folder: Path, cases: str, seed: int, settings: list[str], options: argparse.Namespace, output: Path
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -188,8 +191,7 @@ def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, out
         f"trainer.max_steps={options.steps}",
         "trainer.enable_progress_bar=false",
         f"model.channels={options.channels}",
-        *VARIANTS[variant],
-        *begin,
+        *settings,
         *options.set,
         f"seed={seed}",
         f"run.dir={folder}",

@@ -21,6 +21,7 @@ import medconv
 from benchmarks import dice_curves
 from benchmarks.results import Row, conditions, table
 from benchmarks.zoo_sets import SETS, DataSet
+from medconv.config.values import duration_text
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset_folder
 from medconv.planning.spacing import target_spacing
 from medconv.training.data_setup import find_data
@@ -206,7 +207,11 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
     cache = "prepared-other" if training.variant == OTHER else "prepared-this"
     settings = [*training.overrides, f"data.cache_dir={output / cache}", f"seed={training.seed}"]
     # a finished training says so in its summary, and a stopped one goes on
-    settings += [f"trainer.max_time={_duration(training.minutes)}", f"run.dir={folder}", "logger=none"]
+    settings += [
+        f"trainer.max_time={duration_text(round(60 * training.minutes))}",
+        f"run.dir={folder}",
+        "logger=none",
+    ]
     command = [sys.executable, "train.py", *_as_called_there(training.checkout, settings)]
     cores = sorted(int(core) for core in options.cores.split(",")) if options.cores else None
     environment = os.environ | {"PYTHONPATH": str(training.checkout.resolve())}
@@ -258,12 +263,6 @@ def _row(training: Training, summary: dict[str, Any], folder: Path) -> Row:
 def score_of(summary: Mapping[str, Any]) -> str:
     """The key of a run's main score; a classifier's summary has a Dice, too, which is null."""
     return next(key for key in ("val/dice", "val/auc") if summary.get(key) is not None)
-
-
-def _duration(minutes: float) -> str:
-    """As `trainer.max_time` has it: days, hours, minutes, seconds."""
-    seconds = round(60 * minutes)
-    return f"00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def _as_called_there(checkout: Path, settings: Sequence[str]) -> list[str]:

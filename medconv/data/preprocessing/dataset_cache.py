@@ -169,7 +169,6 @@ def _shared(
         work: of a case that another process has done, it finds the result.
         activity: as `each` names it.
     """
-
     results: dict[str, Result] = {}
 
     def claim(case: Case) -> None:

@@ -86,7 +86,7 @@ def _check(options: argparse.Namespace, config: RunConfig) -> None:
     if number != AUTO and not (number.isdecimal() and int(number) >= 2):
         raise ValueError(f"--members must be auto or at least 2, got {number}; medconv train trains one")
     if options.folds and number == AUTO:
-        raise ValueError("--members auto --folds: whose members validate other folds need a number")
+        raise ValueError("--folds needs a number of members, got --members auto")
     if options.folds and not str(config.data.fold).isdecimal():
         raise ValueError(f"--folds needs the number of a fold, got data.fold={config.data.fold}")
     if options.folds and config.data.splits_file is None and int(number) > config.data.num_folds:

@@ -6,7 +6,7 @@ from math import floor, prod
 
 from medconv import doors
 from medconv.config import ConfigError, RunConfig
-from medconv.config.values import duration_seconds
+from medconv.config.values import duration_seconds, duration_text
 from medconv.training.data_setup import PreparedData
 from medconv.training.run import prepare
 from medconv.training.run_dir import RunDir, read_config
@@ -68,9 +68,7 @@ def share(config: RunConfig, count: int) -> str:
     """A member's share of `trainer.max_time`, as it is written there."""
     seconds = config.trainer.max_seconds
     assert seconds is not None
-    minutes, second = divmod(int(seconds / count), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours // 24:02}:{hours % 24:02}:{minute:02}:{second:02}"
+    return duration_text(seconds / count)
 
 
 def _draws(prepared: PreparedData) -> float:

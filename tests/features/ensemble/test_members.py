@@ -168,7 +168,7 @@ def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--members", "1"], "--members must be auto or at least 2, got 1"),
-        (["--members", "auto", "--folds"], "members validate other folds need a number"),
+        (["--members", "auto", "--folds"], "--folds needs a number of members, got --members auto"),
         (["--members", "auto"], "shares trainer.max_time among the members, but it is not set"),
         (["--members", "4", "--folds"], "there are 3 folds"),
         (

@@ -148,7 +148,7 @@ class DataConfig:
     )
     case_weights: Any = key(
         None,
-        "weights of cases in sampling: {siteA_*: 2} draws these cases twice as often",
+        "how often cases are drawn: {siteA_*: 2}: twice; {}: all alike; null: rare kinds of pictures more",
         accepts=dict[str, float] | None,
         gt=0,
         lt=inf,

@@ -10,12 +10,17 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+
 from medconv.data.case import Case, Dataset
 from medconv.data.io.formats import structures_of, without_structures
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
+_COLOUR = 0.02  # of the range of all pictures, by which a coloured one's channels differ
+_KIND_GAP = 0.15  # of that range, between the brightness of two kinds
+_FEWEST_OF_KIND = 3  # pictures
 
 
 def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
@@ -172,6 +177,57 @@ def with_weights(dataset: Dataset, setting: Any) -> Dataset:
     weights = by_case(setting, dataset.cases, "case_weights")
     cases = [replace(case, weight=float(weights.get(case.id, case.weight))) for case in dataset.cases]
     return replace(dataset, cases=tuple(cases))
+
+
+def kind_weights(
+    train: Sequence[Case], percentiles: Mapping[str, Sequence[Sequence[float]]]
+) -> dict[str, float]:
+    """Sampling weights for pictures of several kinds, such as fluorescent and stained ones; else none.
+
+    Pictures are of one kind if both are grey or both in colour, and if no gap lies between their brightness
+    in that of all. A kind with a quarter of the pictures of the most frequent one is drawn half as often as
+    it, where it would be a quarter.
+
+    Args:
+        train: of whose pictures kinds are counted; a kind with one or two of them has weight 1, since it may
+            be a faulty file.
+        percentiles: of each channel, by case id, see `value_bands`.
+    Returns:
+        Case id to weight, of every case.
+    """
+    values = {case: np.array(rows) for case, rows in percentiles.items()}
+    lowest = min((rows.min() for rows in values.values()), default=0.0)
+    width = max((rows.max() for rows in values.values()), default=0.0) - lowest
+    if not width:
+        return {}
+    brightness = {case: float(rows.mean() - lowest) / width for case, rows in values.items()}
+    in_colour = {case: np.ptp(rows, axis=0).max() > _COLOUR * width for case, rows in values.items()}
+    # Sorted, so that a kind ends where the next picture is in colour, or much brighter
+    kinds: list[list[str]] = [[]]
+    for case in sorted(values, key=lambda case: (in_colour[case], brightness[case])):
+        last = kinds[-1][-1] if kinds[-1] else case
+        if in_colour[case] != in_colour[last] or brightness[case] - brightness[last] > _KIND_GAP:
+            kinds.append([])
+        kinds[-1].append(case)
+    ids = {case.id for case in train}
+    counts = [len(ids.intersection(kind)) for kind in kinds]
+    most = max(counts)
+    weights: dict[str, float] = {}
+    texts = []
+    for kind, count in zip(kinds, counts, strict=True):
+        is_usual = count >= _FEWEST_OF_KIND
+        weights |= dict.fromkeys(kind, round((most / count) ** 0.5, 2) if is_usual else 1.0)
+        if is_usual:
+            light = np.mean([brightness[case] for case in kind])
+            texts.append(f"{count} {'in colour' if in_colour[kind[0]] else 'grey'}, brightness {light:.2f}")
+    if len(texts) < 2:
+        return {}
+    log.info(
+        "data: pictures of %d kinds (%s); rare ones are drawn more often (data.case_weights={}: all alike)",
+        len(texts),
+        "; ".join(texts),
+    )
+    return weights
 
 
 def by_case(setting: Mapping[str, Any], cases: Sequence[Case], name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from medconv import doors
 from medconv.config import ConfigError, DataConfig, Derived, Node, RunConfig
 from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
-from medconv.data.io.raster import check_ignored
+from medconv.data.io.raster import are_picture_channels, check_ignored
 from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
 from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
@@ -170,6 +170,8 @@ def prepare_data(
         split = split_cases(dataset, data)
     if skipped:
         dataset, split = _without_skipped(dataset, split, skipped, data)
+    if _may_weigh_kinds(config, dataset):
+        dataset, split = _with_kinds(dataset, split, measured)
     split = check_split(split, dataset, measured, data)
     caution = split_warning(split, data)
     if caution:
@@ -217,6 +219,29 @@ def _without_skipped(
     if not split.train:
         raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
     return replace(dataset, cases=valid_cases), split
+
+
+def _may_weigh_kinds(config: RunConfig, dataset: Dataset) -> bool:
+    """Whether nothing is set that says how often pictures with label maps are drawn."""
+    data = config.data
+    is_free = (
+        data.case_weights is None and not data.balanced_sampling and config.sampler.get("_target_") is None
+    )
+    return is_free and dataset.targets.per_voxel and are_picture_channels(dataset.modalities)
+
+
+def _with_kinds(dataset: Dataset, split: DataSplit, measured: Fingerprint) -> tuple[Dataset, DataSplit]:
+    """With the weights of `per_case.kind_weights`."""
+    percentiles = {case.id: rows for case, rows in zip(dataset.cases, measured.percentiles, strict=True)}
+    weights = per_case.kind_weights(split.train, percentiles)
+    if not weights:
+        return dataset, split
+
+    def weighted(cases: Sequence[Case]) -> list[Case]:
+        return [replace(case, weight=weights[case.id]) for case in cases]
+
+    split = DataSplit(weighted(split.train), weighted(split.val), weighted(split.test))
+    return replace(dataset, cases=tuple(weighted(dataset.cases))), split
 
 
 def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:

@@ -1,5 +1,6 @@
 """medconv/training/data_setup.py: the dataset of a config, its loaders and its sampler."""
 
+import re
 import sys
 from dataclasses import replace
 from functools import cache
@@ -74,6 +75,33 @@ def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path):
     data = config.data_of(tiny.composed(*arguments, "data.ignore_label=255"))
     with pytest.raises(ValueError, match=r"a\.png: the value to ignore must be below 100"):
         data_setup.find_data(data)
+
+
+def test_pictures_of_a_rare_kind_get_a_weight_unless_weights_are_set(tmp_path, caplog):
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    mask = np.zeros((16, 16), np.uint8)
+    mask[4:9, 4:9] = 1
+    for i in range(20):
+        is_bright = i % 5 == 0
+        noise = np.random.default_rng(i).integers(0, 20, mask.shape, dtype=np.uint8)
+        write_picture(tmp_path / "images" / f"{i:02}.png", 230 - noise if is_bright else noise)
+        write_picture(tmp_path / "masks" / f"{i:02}.png", mask)
+    arguments = ["data=image_mask", f"data.images={tmp_path}/images", f"data.labels={tmp_path}/masks"]
+    arguments += [f"data.cache_dir={tmp_path}/cache", "data.patch_size=[16,16]", "data.prepare_workers=1"]
+    caplog.set_level("INFO")
+
+    def weights(*more):
+        prepared = data_setup.prepare_data(config.validate(tiny.composed(*arguments, *more)))
+        return [{case.weight for case in cases} for cases in (prepared.train, prepared.val)]
+
+    train, val = weights()
+    assert train == {1, 1.73} and val <= train
+    assert re.search(
+        r"pictures of 2 kinds \(12 grey, brightness 0\.0\d; 4 grey, brightness 0\.9", caplog.text
+    )
+    for override in ("data.case_weights={}", "data.balanced_sampling=true", "sampler=uniform"):
+        assert weights(override)[0] == {1}
 
 
 def test_a_compressed_store_needs_its_package(dataset, tmp_path, monkeypatch):

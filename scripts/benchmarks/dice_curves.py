@@ -54,12 +54,17 @@ MIN_TICK_DISTANCE = 0.06  # of the axis, so that labels do not touch
 class Curve:
     """One training.
 
-    Args: name: curves of one name share a colour. points: (seconds, Dice). result: the Dice at their end.
+    Args:
+        name: curves of one name share a colour.
+        points: (seconds, Dice).
+        result: the Dice at their end.
+        published: a Dice of others, drawn as a dotted line across the chart.
     """
 
     name: str
     points: tuple[tuple[float, float], ...]
     result: float
+    published: float | None = None
 
 
 def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
@@ -95,6 +100,8 @@ def _plot(axes: Axes, curves: Sequence[Curve]) -> None:
         colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         seconds, dice = _clipped(curve.points)
         axes.plot(seconds, dice, marker=".", color=colour, linestyle=dashes, label=curve.name)
+        if curve.published is not None:
+            axes.axhline(min(curve.published, MAX_DICE), color=colour, linestyle=":", linewidth=1)
         end = (seconds[-1], min(curve.result, MAX_DICE))
         axes.plot(*end, marker="o", markersize=9, color=colour, linestyle="none")
         place = axes.transAxes.inverted().transform(axes.transData.transform(end))
@@ -141,7 +148,8 @@ def _scale(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_xlim(np.exp(low), np.exp(high))
     axes.set_xticks(ticks, [f"{s:g} s" if s < 60 else f"{s / 60:g} min" for s in ticks])
 
-    low, high = _limits(_closeness(dice))
+    published = [min(curve.published, MAX_DICE) for curve in curves if curve.published is not None]
+    low, high = _limits(_closeness(np.concatenate([dice, published])))
     ticks = _spread(DICE_TICKS, _closeness(np.array(DICE_TICKS)), low, high)
     axes.set_ylim(float(_dice(low)), float(_dice(high)))
     axes.set_yticks(ticks, [f"{d:g}" for d in ticks])

@@ -31,6 +31,7 @@ from medconv.utils.atomic_io import write_text
 HERE = Path(__file__).parents[2]
 THIS = "this"
 OTHER = "other"
+MEMBERS = "members"
 # Plans that somebody would pick by hand: the images' grid and two coarser ones, with two widths. The patch
 # follows from grid, width and memory.
 COARSER = (1.0, 1.6, 2.5)
@@ -72,7 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", type=Path, metavar="CHECKOUT", help="another version, run by the same interpreter"
     )
     parser.add_argument("--other-set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides there")
-    parser.add_argument("--plot", type=Path, help="folder of SVGs of Dice against minutes")
+    parser.add_argument(
+        "--members", metavar="N|auto", help="also an ensemble that shares the minutes, see docs/ensembles.md"
+    )
+    parser.add_argument(
+        "--plot", type=Path, help="folder of SVGs of Dice against minutes: one of each set, and all.svg"
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Training:
     """One training of the benchmark.
 
     Args:
-        variant: `this`, `other`, or the name of a plan by hand.
+        variant: `this`, `members`, `other`, or the name of a plan by hand.
         checkout: the version that trains.
         overrides: of the config, beside those of the data set.
     """
@@ -118,6 +124,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     if options.plot:
         for name in dict.fromkeys(row["set"] for row in rows):
             _draw([row for row in rows if row["set"] == name], options.plot / f"{name}.svg")
+        _draw(rows, options.plot / "all.svg")
     return rows
 
 
@@ -179,6 +186,8 @@ def _trainings(
     settings = data.settings(options.root.resolve(), output)
     ours = (*settings, *options.set)
     trainings = [Training(data, THIS, HERE, ours, minutes, seed)]
+    if options.members:
+        trainings.append(Training(data, MEMBERS, HERE, ours, minutes, seed))
     if options.plans:
         native = _native_spacing(ours, output)
         for factor in COARSER:
@@ -205,14 +214,19 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
     """The row of one training; of a finished one without training again. Raises: ValueError: it failed."""
     folder = training.folder(output)
     cache = "prepared-other" if training.variant == OTHER else "prepared-this"
+    program = ["train.py"]
+    parts = 1  # of the time, of which each member gets one
+    if training.variant == MEMBERS:
+        program = ["-m", "medconv.cli", "ensemble", "--members", options.members]
+        parts = 1 if options.members == "auto" else int(options.members)
     settings = [*training.overrides, f"data.cache_dir={output / cache}", f"seed={training.seed}"]
     # a finished training says so in its summary, and a stopped one goes on
     settings += [
-        f"trainer.max_time={duration_text(round(60 * training.minutes))}",
+        f"trainer.max_time={duration_text(max(1, round(60 * training.minutes / parts)))}",
         f"run.dir={folder}",
         "logger=none",
     ]
-    command = [sys.executable, "train.py", *_as_called_there(training.checkout, settings)]
+    command = [sys.executable, *program, *_as_called_there(training.checkout, settings)]
     cores = sorted(int(core) for core in options.cores.split(",")) if options.cores else None
     environment = os.environ | {"PYTHONPATH": str(training.checkout.resolve())}
     if options.cpu_isa:
@@ -240,6 +254,11 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
 def _row(training: Training, summary: dict[str, Any], folder: Path) -> Row:
     derived = OmegaConf.load(folder / "config.yaml").derived
     score = score_of(summary)
+    dice = summary[score]
+    if training.variant == MEMBERS:
+        dice = summary["members"][-1]["score_of_mean"]
+        if dice is None:
+            raise ValueError(f"{folder}: the mean of members is scored for label maps alone")
     return {
         "benchmark": "zoo",
         "set": training.data.name,
@@ -248,8 +267,10 @@ def _row(training: Training, summary: dict[str, Any], folder: Path) -> Row:
         "variant": training.variant,
         "commit": summary["git_commit"],
         "score": score,
-        "dice": summary[score],
+        "dice": dice,
+        "members": len(summary.get("members", [1])),
         "published": training.data.published,
+        "published_dice": training.data.published_dice,
         "size": derived.get("size"),
         "spacing_mm": " x ".join(f"{mm:.3g}" for mm in derived.spacing_mm),
         "patch_size": " x ".join(map(str, derived.patch_size)),
@@ -276,13 +297,15 @@ def _as_called_there(checkout: Path, settings: Sequence[str]) -> list[str]:
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:
-    """The median over the seeds for each budget."""
+    """A curve for each set and variant: the median over the seeds for each budget."""
     curves = []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        minutes = sorted({row["minutes"] for row in rows})
-        values = [
-            median(row["dice"] for row in _of(rows, rows[0]["set"], budget, variant)) for budget in minutes
-        ]
-        points = tuple((60 * budget, value) for budget, value in zip(minutes, values, strict=True))
-        curves.append(dice_curves.Curve(variant, points, values[-1]))
-    dice_curves.draw(curves, path, f"{rows[0]['set']}, {rows[0]['hardware']}, {rows[0]['cores']} cores")
+    names = list(dict.fromkeys(row["set"] for row in rows))
+    for name, variant in dict.fromkeys((row["set"], row["variant"]) for row in rows):
+        these = [row for row in rows if (row["set"], row["variant"]) == (name, variant)]
+        points = tuple(
+            (60 * budget, median(row["dice"] for row in _of(these, name, budget, variant)))
+            for budget in sorted({row["minutes"] for row in these})
+        )
+        texts = ([name] if len(names) > 1 else []) + ([variant] if variant != THIS or len(names) == 1 else [])
+        curves.append(dice_curves.Curve(", ".join(texts), points, points[-1][1], these[0]["published_dice"]))
+    dice_curves.draw(curves, path, f"{', '.join(names)}; {rows[0]['hardware']}, cores: {rows[0]['cores']}")

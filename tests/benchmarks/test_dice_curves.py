@@ -8,6 +8,13 @@ import pytest
 from benchmarks import dice_curves
 
 
+def test_a_published_number_is_a_dotted_line_on_the_axis(tmp_path):
+    path = tmp_path / "p.svg"
+    dice_curves.draw([dice_curves.Curve("a", ((10, 0.5), (100, 0.6)), 0.6, published=0.9)], path, "")
+    texts = path.read_text()
+    assert texts.count("stroke-dasharray: 1,1.65") == 1 and ">0.9<" in texts
+
+
 def test_the_dice_axis_is_logarithmic_in_its_distance_from_one(tmp_path):
     curves = [
         dice_curves.Curve("a <b>", ((10, 0.0), (100, 0.9), (1000, 0.99)), 0.99),

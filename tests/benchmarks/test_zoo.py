@@ -13,7 +13,7 @@ QUICK = [
 
 
 @pytest.mark.slow
-def test_both_checkouts_train_in_the_same_minutes(monkeypatch, tmp_path):
+def test_both_checkouts_and_members_train_in_the_same_minutes(monkeypatch, tmp_path):
     processes_are_forked(monkeypatch)
     arguments = [
         "zoo",
@@ -26,11 +26,12 @@ def test_both_checkouts_train_in_the_same_minutes(monkeypatch, tmp_path):
         "--output",
         str(tmp_path / "runs"),
     ]
-    arguments += ["--set", *QUICK, "--other-set", *QUICK, "--plot", str(tmp_path / "plots")]
+    arguments += ["--members", "2", "--set", *QUICK, "--other-set", *QUICK, "--plot", str(tmp_path / "plots")]
     rows = benchmark(monkeypatch, tmp_path, *arguments)
-    assert [row["variant"] for row in rows] == ["this", "other"]
+    assert [row["variant"] for row in rows] == ["this", "members", "other"]
+    assert [row["members"] for row in rows] == [1, 2, 1]
     assert all(row["steps"] > 0 and row["dice"] is not None and row["set"] == "phantom2d" for row in rows)
-    assert (tmp_path / "plots/phantom2d.svg").is_file()
+    assert (tmp_path / "plots/phantom2d.svg").is_file() and (tmp_path / "plots/all.svg").is_file()
     again = benchmark(monkeypatch, tmp_path, *arguments)
     assert [row["steps"] for row in again] == [row["steps"] for row in rows]  # finished ones are kept
 
@@ -38,13 +39,36 @@ def test_both_checkouts_train_in_the_same_minutes(monkeypatch, tmp_path):
 def test_the_table_has_medians_and_paired_differences():
     def row(side, seed, dice):
         about = {"set": "acdc", "minutes": 10.0, "seed": seed, "hardware": "CPU", "cores": 2}
-        grid = {"spacing_mm": "1.5 x 1.5", "patch_size": "224 x 256", "published": "nnU-Net: .913"}
+        grid = {
+            "spacing_mm": "1.5 x 1.5",
+            "patch_size": "224 x 256",
+            "published": "nnU-Net: .913",
+            "published_dice": 0.913,
+        }
         return {**about, **grid, "score": "val/dice", "variant": side, "dice": dice, "steps": 100 + seed}
 
     rows = [row("this", 0, 0.85), row("other", 0, 0.75), row("this", 1, 0.87), row("other", 1, 0.79)]
     text = zoo.show(rows)
     assert "| acdc | 10 | this | 2 | 0.8600 |  | 100 | 1.5 x 1.5, 224 x 256 | nnU-Net: .913 |" in text
     assert "| acdc | 10 | other | 2 | 0.7700 | -9.00 ± 12.71 | 100 | 1.5 x 1.5, 224 x 256 |  |" in text
+
+
+def test_the_picture_of_all_sets_has_a_curve_for_each_variant(monkeypatch, tmp_path):
+    def row(name, minutes, variant, dice):
+        about = {"set": name, "minutes": minutes, "variant": variant, "dice": dice, "seed": 0}
+        return {**about, "hardware": "CPU", "cores": 1, "published_dice": 0.9 if name == "acdc" else None}
+
+    drawn = []
+    monkeypatch.setattr(zoo.dice_curves, "draw", lambda curves, path, title: drawn.append((curves, title)))
+    rows = [row("acdc", 5.0, "this", 0.8), row("acdc", 20.0, "this", 0.85), row("ct", 5.0, "members", 0.7)]
+    zoo._draw(rows, tmp_path / "all.svg")
+    zoo._draw(rows[:2], tmp_path / "acdc.svg")
+    (curves, title), (of_set, _) = drawn
+    assert [(c.name, c.points, c.result, c.published) for c in curves] == [
+        ("acdc", ((300, 0.8), (1200, 0.85)), 0.85, 0.9),
+        ("ct, members", ((300, 0.7),), 0.7, None),
+    ]
+    assert title == "acdc, ct; CPU, cores: 1" and [c.name for c in of_set] == ["this"]
 
 
 def test_the_frames_of_a_patient_stay_together():

@@ -9,6 +9,7 @@ norms share their parameters among copies.
 Source: Cohen and Welling 2016, arXiv:1602.07576, for p4m in 2D; here also in 3D, and with some axes alone.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -35,7 +36,12 @@ from medconv.convs.swap import NetworkConversion
 from medconv.features.equivariance.fields import check_equivariance, fields, layers_with_channels
 from medconv.features.equivariance.group import Group
 
+# Filters of a layer, with fewer of which networks learned little in short runs: 2D phantoms, 150 steps
+# (experiments/convolutions.md)
+_FEW = 8
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,9 @@ class Equivariant(NetworkConversion):
             trial = deepcopy(network)
             self._convert_all(trial, regular, group)
             check_equivariance(trial, example, group)
-        return self._convert_all(network, regular, group)
+        converted = self._convert_all(network, regular, group)
+        _warn_of_few(network, regular, group)
+        return converted
 
     def _convert_all(self, network: nn.Module, regular: dict[str, Regular], group: Group) -> list[str]:
         converted = []
@@ -110,6 +118,27 @@ class Equivariant(NetworkConversion):
         # norms are converted, too, but only convolutions are reported
         layers = {name: network.get_submodule(name) for name in converted}
         return [name for name, layer in layers.items() if isinstance(layer, CONVS + TRANSPOSED)]
+
+
+def _warn_of_few(network: nn.Module, regular: dict[str, Regular], group: Group) -> None:
+    layers = {name: network.get_submodule(name) for name, kind in regular.items() if kind.output}
+    widths = {
+        name: int(layer.out_channels)
+        for name, layer in layers.items()
+        if isinstance(layer, CONVS + TRANSPOSED)
+    }
+    narrowest = min(widths, key=lambda name: widths[name], default="")
+    if narrowest and widths[narrowest] < _FEW * len(group):
+        filters = widths[narrowest] // len(group)
+        log.warning(
+            "%s has %d channels, which are %d filter%s in %d copies; so few learn little in short runs: make "
+            "the network wider, such as model.channels, or name fewer axes and planes",
+            narrowest,
+            widths[narrowest],
+            filters,
+            "" if filters == 1 else "s",
+            len(group),
+        )
 
 
 def _convert(

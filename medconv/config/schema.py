@@ -467,6 +467,7 @@ class Derived:
         train_cases: their number and a hash of their names.
         slice_axis: across the slices that a 2D network takes from volumes.
         memory_gb, size: that the run was planned for.
+        batch_dice: whether one Dice over all samples of a batch suits them: not pictures of several kinds.
         stem: as `planning.topology.stem_for`.
     """
 
@@ -494,6 +495,7 @@ class Derived:
     monitor: str = MISSING
     monitor_mode: str = MISSING
     num_train_cases: int = MISSING
+    batch_dice: bool = True  # of earlier runs, too
     stem: Node = MISSING
 
 

@@ -174,9 +174,12 @@ def with_weights(dataset: Dataset, setting: Any) -> Dataset:
         raise ArgumentError(
             "case_weights", f"={setting}: expected {{PATTERN: a positive number}} of case ids"
         )
-    weights = by_case(setting, dataset.cases, "case_weights")
-    cases = [replace(case, weight=float(weights.get(case.id, case.weight))) for case in dataset.cases]
-    return replace(dataset, cases=tuple(cases))
+    return replace(dataset, cases=weighted(dataset.cases, by_case(setting, dataset.cases, "case_weights")))
+
+
+def weighted(cases: Sequence[Case], weights: Mapping[str, float]) -> tuple[Case, ...]:
+    """Cases with the weights of their ids; the others keep theirs."""
+    return tuple(replace(case, weight=float(weights.get(case.id, case.weight))) for case in cases)
 
 
 def kind_weights(

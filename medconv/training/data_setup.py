@@ -170,8 +170,10 @@ def prepare_data(
         split = split_cases(dataset, data)
     if skipped:
         dataset, split = _without_skipped(dataset, split, skipped, data)
-    if _may_weigh_kinds(config, dataset):
-        dataset, split = _with_kinds(dataset, split, measured)
+    kind_weights = _kind_weights(config, dataset, split, measured)
+    if kind_weights:
+        dataset = replace(dataset, cases=per_case.weighted(dataset.cases, kind_weights))
+        split = DataSplit(*(list(per_case.weighted(cases, kind_weights)) for cases in split))
     split = check_split(split, dataset, measured, data)
     caution = split_warning(split, data)
     if caution:
@@ -198,7 +200,9 @@ def prepare_data(
         plan=planned,
         store=store,
         targets=targets,
-        derived=derived_values(planned, dataset, split.train, targets, pairs),
+        derived=derived_values(
+            planned, dataset, split.train, targets, pairs, several_kinds=bool(kind_weights)
+        ),
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
         value_bands=tuple(map(band_of, zip(*measured.percentiles, strict=True))),
@@ -221,27 +225,16 @@ def _without_skipped(
     return replace(dataset, cases=valid_cases), split
 
 
-def _may_weigh_kinds(config: RunConfig, dataset: Dataset) -> bool:
-    """Whether nothing is set that says how often pictures with label maps are drawn."""
+def _kind_weights(
+    config: RunConfig, dataset: Dataset, split: DataSplit, measured: Fingerprint
+) -> dict[str, float]:
+    """Of pictures with label maps, where nothing is set that says how often they are drawn; else empty."""
     data = config.data
-    is_free = (
-        data.case_weights is None and not data.balanced_sampling and config.sampler.get("_target_") is None
-    )
-    return is_free and dataset.targets.per_voxel and are_picture_channels(dataset.modalities)
-
-
-def _with_kinds(dataset: Dataset, split: DataSplit, measured: Fingerprint) -> tuple[Dataset, DataSplit]:
-    """With the weights of `per_case.kind_weights`."""
-    percentiles = {case.id: rows for case, rows in zip(dataset.cases, measured.percentiles, strict=True)}
-    weights = per_case.kind_weights(split.train, percentiles)
-    if not weights:
-        return dataset, split
-
-    def weighted(cases: Sequence[Case]) -> list[Case]:
-        return [replace(case, weight=weights[case.id]) for case in cases]
-
-    split = DataSplit(weighted(split.train), weighted(split.val), weighted(split.test))
-    return replace(dataset, cases=tuple(weighted(dataset.cases))), split
+    is_set = data.case_weights is not None or data.balanced_sampling or config.sampler.get("_target_")
+    if is_set or not dataset.targets.per_voxel or not are_picture_channels(dataset.modalities):
+        return {}
+    ids = [case.id for case in dataset.cases]
+    return per_case.kind_weights(split.train, dict(zip(ids, measured.percentiles, strict=True)))
 
 
 def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:

@@ -232,12 +232,14 @@ def derived_values(
     train: Sequence[Case],
     targets: Targets,
     flip_label_pairs: tuple[tuple[int, int], ...] = (),
+    several_kinds: bool = False,
 ) -> Derived:
     """What follows from the data and its plan.
 
     Args:
         targets: with what follows from the training cases.
         flip_label_pairs: outputs that mirroring exchanges.
+        several_kinds: the cases are pictures of several kinds, see `per_case.kind_weights`.
     """
     monitored = targets.monitored
     planned = {key: configs.tuples_to_lists(value) for key, value in plan.values().items()}
@@ -261,5 +263,6 @@ def derived_values(
         monitor=monitored.name,
         monitor_mode=monitored.mode,
         num_train_cases=len(train),
+        batch_dice=not several_kinds,
         stem=stem_for(planned["patch_size"]),
     )

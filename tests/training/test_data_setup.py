@@ -93,15 +93,17 @@ def test_pictures_of_a_rare_kind_get_a_weight_unless_weights_are_set(tmp_path, c
 
     def weights(*more):
         prepared = data_setup.prepare_data(config.validate(tiny.composed(*arguments, *more)))
-        return [{case.weight for case in cases} for cases in (prepared.train, prepared.val)]
+        weights = [{case.weight for case in cases} for cases in (prepared.train, prepared.val)]
+        return *weights, prepared.derived.batch_dice
 
-    train, val = weights()
-    assert train == {1, 1.73} and val <= train
+    train, val, batch_dice = weights()
+    assert train == {1, 1.73} and val <= train and not batch_dice
     assert re.search(
         r"pictures of 2 kinds \(12 grey, brightness 0\.0\d; 4 grey, brightness 0\.9", caplog.text
     )
     for override in ("data.case_weights={}", "data.balanced_sampling=true", "sampler=uniform"):
-        assert weights(override)[0] == {1}
+        train, _, batch_dice = weights(override)
+        assert train == {1} and batch_dice
 
 
 def test_a_compressed_store_needs_its_package(dataset, tmp_path, monkeypatch):

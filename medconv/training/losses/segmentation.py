@@ -16,9 +16,12 @@ class DiceCrossEntropy(nn.Module):
     """Cross-entropy plus soft Dice, computed over the whole batch and all devices.
 
     The Dice of a class that is absent from a sample means nothing; a class absent from the whole batch is
-    rarer. Under DDP the counts are summed over the ranks, so that several devices have the loss and the
-    gradient of one. Exclusive classes use a softmax and the Dice of each class except the background;
-    overlapping regions use a sigmoid, binary cross-entropy and the Dice of each region.
+    rarer. But where samples differ much, as pictures of several kinds do, one Dice over all of them hardly
+    counts those with little foreground: `batch_dice=False` takes the mean of the samples' own.
+
+    Under DDP the counts are summed over the ranks, so that several devices have the loss and the gradient of
+    one. Exclusive classes use a softmax and the Dice of each class except the background; overlapping regions
+    use a sigmoid, binary cross-entropy and the Dice of each region.
 
     Shape:
         logits (batch, classes, *spatial) with reference (batch, 1, *spatial) of class indices, or
@@ -27,6 +30,8 @@ class DiceCrossEntropy(nn.Module):
     Args:
         dice_weight: of the Dice term.
         ce_weight: of the cross-entropy term.
+        batch_dice: one Dice of each class over the whole batch; False: the mean over the samples that have
+            the class.
         smooth: added to numerator and denominator of the Dice, in voxels.
         class_weights: one number for each output, or by name; those not named, and `background`, have 1. A
             number multiplies the cross-entropy of a class's voxels (of a region, of its output), which
@@ -47,6 +52,7 @@ class DiceCrossEntropy(nn.Module):
         self,
         dice_weight: float = 1.0,
         ce_weight: float = 1.0,
+        batch_dice: bool = True,
         smooth: float = 1e-5,
         class_weights: Sequence[float] | Mapping[str, float] | None = None,
         class_names: Sequence[str] = (),
@@ -57,6 +63,7 @@ class DiceCrossEntropy(nn.Module):
                 raise ValueError(f"{name} must be a number of 0 or more, got {value}")
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight
+        self.batch_dice = batch_dice
         self.smooth = smooth
         self.by_name = isinstance(class_weights, Mapping)
         weights = None
@@ -75,20 +82,42 @@ class DiceCrossEntropy(nn.Module):
             raise LossArgumentError(
                 f"class_weights must be {num_outputs} numbers, one for each output, got {len(weights)}"
             )
-        entropy, intersection, sizes = self.sums(logits, reference, labelled, weights)
+        if self.batch_dice:
+            entropy, intersection, sizes = self.sums(logits, reference, labelled, weights)
+            shares = [2 * intersection, sizes]
+        else:
+            entropy, *shares = self._dice_of_samples(logits, reference, labelled, weights)
         # One communication for all sums
-        counts = [intersection, sizes, *([] if labelled is None else [labelled.sum().float()[None]])]
+        counts = [*shares, *([] if labelled is None else [labelled.sum().float()[None]])]
         totals, ranks = sum_over_ranks(torch.cat(counts))
-        num_dice = len(intersection)  # without the background, which has no Dice
+        num_dice = len(shares[0])  # without the background, which has no Dice
         # Voxels with a label, per rank
         num_labelled = reference[:, :1].numel() if labelled is None else totals[-1].clamp(min=1) / ranks
-        dice: Tensor = (2 * totals[:num_dice] + self.smooth) / (totals[num_dice : 2 * num_dice] + self.smooth)
+        dice: Tensor = (totals[:num_dice] + self.smooth) / (totals[num_dice : 2 * num_dice] + self.smooth)
         if weights is None:
             mean_dice = dice.mean()
         else:
             foreground_weights = weights[-num_dice:]
             mean_dice = (dice * foreground_weights).sum() / foreground_weights.sum()
         return self.ce_weight * entropy / num_labelled + self.dice_weight * (1 - mean_dice)
+
+    def _dice_of_samples(
+        self, logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross-entropy summed over voxels; of each class, the Dice summed over the samples that have it, and
+        the number of these.
+        """
+        entropies = []
+        dice = []
+        present = []
+        masks = [None] * len(logits) if labelled is None else labelled.split(1)
+        for one, its_reference, its_mask in zip(logits.split(1), reference.split(1), masks, strict=True):
+            entropy, intersection, sizes = self.sums(one, its_reference, its_mask, weights)
+            is_present = intersection.detach() > 0
+            entropies.append(entropy)
+            dice.append(is_present * (2 * intersection + self.smooth) / (sizes + self.smooth))
+            present.append(is_present.float())
+        return torch.stack(entropies).sum(), torch.stack(dice).sum(0), torch.stack(present).sum(0)
 
     def sums(
         self, logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None

@@ -93,12 +93,13 @@ def test_a_logit_of_minus_infinity_leaves_the_loss_finite():
 
 def _problem(case):
     """A loss, the parameters, the logits of a part of the batch, and the label of the batch."""
-    if case == "network":
+    if case in ("network", "samples"):
         torch.manual_seed(0)
         network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 1))
         image, label = torch.randn(4, 1, 7, 6), torch.randint(0, 3, (4, 1, 5, 4))
         label[:2][label[:2] == 2] = 0  # only the second process has class 2
-        return DiceCrossEntropy(), list(network.parameters()), lambda part: network(image[part]), label
+        loss = DiceCrossEntropy(batch_dice=case == "network")
+        return loss, list(network.parameters()), lambda part: network(image[part]), label
     targets = TARGETS[case]
     logits, label = target_example(targets, (4, 5, 6))
     ignored = torch.rand(label[:2].shape, generator=torch.Generator().manual_seed(1)) < 0.8
@@ -132,7 +133,9 @@ def _half_a_batch(rank, folder, case):
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-@pytest.mark.parametrize(("case", "atol"), [("network", 1e-6), ("ignoring", 1e-7), ("both", 1e-7)])
+@pytest.mark.parametrize(
+    ("case", "atol"), [("network", 1e-6), ("samples", 1e-6), ("ignoring", 1e-7), ("both", 1e-7)]
+)
 def test_two_processes_have_the_gradient_of_one(tmp_path, case, atol):
     ranks.call(_half_a_batch, str(tmp_path), case)
     loss, parameters, logits, label = _problem(case)
@@ -143,6 +146,39 @@ def test_two_processes_have_the_gradient_of_one(tmp_path, case, atol):
         torch.testing.assert_close(saved["loss"], value.detach())
         for grad, parameter in zip(saved["grads"], parameters, strict=True):
             torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=atol)
+
+
+@pytest.mark.parametrize("layout", ["classes", "regions"])
+def test_without_batch_dice_samples_that_have_a_class_count_alike(layout):
+    """However many voxels of it they have; a sample without it does not count."""
+    logits, label = example((3, 3, 6, 5))
+    label[0][label[0] == 2] = 0
+    label[1, :, 1:] = 0  # with few voxels of both classes
+    label[1, 0, 0, :2] = torch.tensor([1, 2])
+    if layout == "regions":
+        label = torch.cat([label == 1, label == 2, label > 0], 1)
+    loss = DiceCrossEntropy(ce_weight=0, batch_dice=False)
+    dice = []
+    for channel in range(3) if layout == "regions" else (1, 2):
+        of_class = label[:, channel] if layout == "regions" else label[:, 0] == channel
+        probability = logits.sigmoid() if layout == "regions" else logits.softmax(1)
+        own = [
+            2 * (p * m).sum() / (p + m).sum()
+            for p, m in zip(probability[:, channel], of_class.float(), strict=True)
+        ]
+        dice.append(torch.stack([value for value, m in zip(own, of_class, strict=True) if m.any()]).mean())
+    torch.testing.assert_close(loss(logits, label), 1 - torch.stack(dice).mean(), rtol=1e-5, atol=1e-6)
+    whole = DiceCrossEntropy(dice_weight=0)(logits, label)
+    torch.testing.assert_close(DiceCrossEntropy(dice_weight=0, batch_dice=False)(logits, label), whole)
+
+
+def test_without_batch_dice_a_batch_of_background_has_a_gradient_of_cross_entropy_alone():
+    logits, label = example((2, 3, 4, 4))
+    logits.requires_grad_()
+    DiceCrossEntropy(batch_dice=False)(logits, 0 * label).backward()
+    expected = logits.detach().clone().requires_grad_()
+    DiceCrossEntropy(dice_weight=0)(expected, 0 * label).backward()
+    torch.testing.assert_close(logits.grad, expected.grad)
 
 
 def test_class_weights_count_voxels_and_dice_of_a_class(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from medconv.data.splits import split_fold
 from medconv.utils.atomic_io import write_text
 
 FOLDS = 5
-_PATIENT = re.compile(r"(patient\d+)_frame\d+")
 
 
 @dataclass(frozen=True)
@@ -38,30 +36,10 @@ class DataSet:
         return not self.folder or (root / self.folder).exists()
 
 
-def by_patient(names: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Folds that keep the images of a patient together; `patient001_frame01` belongs to `patient001`."""
-    patients = sorted({_patient(name) for name in names})
-    folds = []
-    for fold in range(FOLDS):
-        held_out = set(patients[fold::FOLDS])
-        folds.append(
-            {
-                "train": [name for name in names if _patient(name) not in held_out],
-                "val": [name for name in names if _patient(name) in held_out],
-            }
-        )
-    return folds
-
-
 def few_cases(names: Sequence[str], count: int) -> list[dict[str, list[str]]]:
     """Fold 0 of five with its first training cases only, and all of its validation cases."""
     train, val = split_fold([Case(name, ()) for name in sorted(names)], 0, FOLDS)
     return [{"train": [case.id for case in train[:count]], "val": [case.id for case in val]}]
-
-
-def _patient(name: str) -> str:
-    match = _PATIENT.fullmatch(name)
-    return match.group(1) if match else name
 
 
 def _case_names(folder: Path) -> list[str]:
@@ -77,10 +55,8 @@ def _decathlon(folder: str) -> Callable[[Path, Path], list[str]]:
 
 
 def _acdc(root: Path, output: Path) -> list[str]:
-    folder = root / "Dataset027_ACDC"
-    splits = output / "acdc-splits.json"
-    write_text(splits, json.dumps(by_patient(_case_names(folder))))
-    return ["data=nnunet", f"data.root={folder}", f"data.splits_file={splits}"]
+    # Both frames of a patient in one fold
+    return ["data=nnunet", f"data.root={root / 'Dataset027_ACDC'}", r"data.group_pattern='patient\d+'"]
 
 
 def _few_atria(count: int) -> Callable[[Path, Path], list[str]]:

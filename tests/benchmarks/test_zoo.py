@@ -4,7 +4,7 @@ import pytest
 from helpers import tiny
 from helpers.benchmarks_harness import benchmark, processes_are_forked
 
-from benchmarks import zoo, zoo_sets
+from benchmarks import zoo
 
 QUICK = [
     *("plan.channels=[4,8]", "data.patch_size=[16,16]", "data.batch_size=2", "data.num_workers=0"),
@@ -69,15 +69,6 @@ def test_the_picture_of_all_sets_has_a_curve_for_each_variant(monkeypatch, tmp_p
         ("ct, members", ((300, 0.7),), 0.7, None),
     ]
     assert title == "acdc, ct; CPU, cores: 1" and [c.name for c in of_set] == ["this"]
-
-
-def test_the_frames_of_a_patient_stay_together():
-    names = [f"patient{n:03}_frame{k:02}" for n in range(12) for k in (1, 12)]
-    folds = zoo_sets.by_patient(names)
-    assert sorted(name for fold in folds for name in fold["val"]) == names
-    for fold in folds:
-        patients = {part: {name[:10] for name in fold[part]} for part in ("train", "val")}
-        assert not patients["train"] & patients["val"] and len(fold["train"]) + len(fold["val"]) == 24
 
 
 def test_keys_are_called_as_in_the_checkout(tmp_path):

@@ -50,6 +50,10 @@ class NetworkConversion:
         """Convert a network in place. Returns: the convolutions changed, by name."""
         raise NotImplementedError
 
+    def doubts(self, network: nn.Module) -> list[str]:
+        """What a user should know before training a network that this has converted."""
+        return []
+
 
 @draws_only(unless="")
 def plain(conv: nn.Module) -> nn.Module:

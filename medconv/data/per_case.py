@@ -18,8 +18,7 @@ from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
-_COLOUR = 0.02  # of the range of all pictures, by which a coloured one's channels differ
-_KIND_GAP = 0.15  # of that range, between the brightness of two kinds
+_KIND_GAP = 0.15  # of the range of all pictures, between two kinds
 _FEWEST_OF_KIND = 3  # pictures
 
 
@@ -182,55 +181,51 @@ def weighted(cases: Sequence[Case], weights: Mapping[str, float]) -> tuple[Case,
     return tuple(replace(case, weight=float(weights.get(case.id, case.weight))) for case in cases)
 
 
-def kind_weights(
-    train: Sequence[Case], percentiles: Mapping[str, Sequence[Sequence[float]]]
-) -> dict[str, float]:
-    """Sampling weights for pictures of several kinds, such as fluorescent and stained ones; else none.
+def kind_weights(percentiles: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:
+    """Sampling weights for pictures of several kinds, such as fluorescent and stained ones.
 
-    Pictures are of one kind if both are grey or both in colour, and if no gap lies between their brightness
-    in that of all. A kind with a quarter of the pictures of the most frequent one is drawn half as often as
-    it, where it would be a quarter.
+    Two pictures are of one kind unless a gap lies between them in how much their channels differ, or in
+    brightness. A kind with a quarter of the pictures of the most frequent one is drawn half as often as it,
+    where it would be a quarter. One or two pictures are no kind, since they may be faulty; their weight is 1.
+
+    All cases count, so that all folds of a cross-validation have the same weights.
 
     Args:
-        train: of whose pictures kinds are counted; a kind with one or two of them has weight 1, since it may
-            be a faulty file.
         percentiles: of each channel, by case id, see `value_bands`.
     Returns:
-        Case id to weight, of every case.
+        Case id to weight; empty: there is one kind.
     """
     values = {case: np.array(rows) for case, rows in percentiles.items()}
     lowest = min((rows.min() for rows in values.values()), default=0.0)
     width = max((rows.max() for rows in values.values()), default=0.0) - lowest
     if not width:
         return {}
+    colour = {case: float(np.ptp(rows, axis=0).max()) / width for case, rows in values.items()}
     brightness = {case: float(rows.mean() - lowest) / width for case, rows in values.items()}
-    in_colour = {case: np.ptp(rows, axis=0).max() > _COLOUR * width for case, rows in values.items()}
-    # Sorted, so that a kind ends where the next picture is in colour, or much brighter
-    kinds: list[list[str]] = [[]]
-    for case in sorted(values, key=lambda case: (in_colour[case], brightness[case])):
-        last = kinds[-1][-1] if kinds[-1] else case
-        if in_colour[case] != in_colour[last] or brightness[case] - brightness[last] > _KIND_GAP:
-            kinds.append([])
-        kinds[-1].append(case)
-    ids = {case.id for case in train}
-    counts = [len(ids.intersection(kind)) for kind in kinds]
-    most = max(counts)
-    weights: dict[str, float] = {}
-    texts = []
-    for kind, count in zip(kinds, counts, strict=True):
-        is_usual = count >= _FEWEST_OF_KIND
-        weights |= dict.fromkeys(kind, round((most / count) ** 0.5, 2) if is_usual else 1.0)
-        if is_usual:
-            light = np.mean([brightness[case] for case in kind])
-            texts.append(f"{count} {'in colour' if in_colour[kind[0]] else 'grey'}, brightness {light:.2f}")
-    if len(texts) < 2:
+    kinds = [kind for alike in _parted(list(values), colour) for kind in _parted(alike, brightness)]
+    usual = [kind for kind in kinds if len(kind) >= _FEWEST_OF_KIND]
+    if len(usual) < 2:
         return {}
-    log.info(
-        "data: pictures of %d kinds (%s); rare ones are drawn more often (data.case_weights={}: all alike)",
-        len(texts),
-        "; ".join(texts),
-    )
+    weights = dict.fromkeys(values, 1.0)
+    texts = []
+    most = max(map(len, usual))
+    for kind in usual:
+        weights |= dict.fromkeys(kind, round((most / len(kind)) ** 0.5, 2))
+        colours, light = (np.mean([measure[case] for case in kind]) for measure in (colour, brightness))
+        name = "in colour" if colours > _KIND_GAP else "grey"
+        texts.append(f"{len(kind)} {name}, brightness {light:.2f}")
+    log.info("data: pictures of %d kinds (%s)", len(usual), "; ".join(texts))
     return weights
+
+
+def _parted(cases: Sequence[str], measure: Mapping[str, float]) -> list[list[str]]:
+    """The cases in the order of a measure, parted at its gaps."""
+    parts: list[list[str]] = []
+    for case in sorted(cases, key=measure.__getitem__):
+        if not parts or measure[case] - measure[parts[-1][-1]] > _KIND_GAP:
+            parts.append([])
+        parts[-1].append(case)
+    return parts
 
 
 def by_case(setting: Mapping[str, Any], cases: Sequence[Case], name: str) -> dict[str, Any]:

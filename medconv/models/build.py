@@ -12,7 +12,7 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs.parametrization import check_folds, classes_that_stay, only_draws
-from medconv.convs.swap import check_selection, is_plain, swap_convs
+from medconv.convs.swap import NetworkConversion, check_selection, is_plain, swap_convs
 from medconv.models.outputs import evaluating, full_resolution
 from medconv.utils.errors import first_line, reason
 
@@ -91,6 +91,9 @@ def _swap(
     log.log(logging.DEBUG if weights_follow else logging.INFO, "conv: %s", report)
     if weights_follow:
         return
+    if isinstance(swap, NetworkConversion):
+        for doubt in swap.doubts(network):
+            log.warning("conv: %s", doubt)
     _probe(network, derived, subject="conv: with it, model")
     if has_own_layers(network):
         check_folding(network, derived)

@@ -37,6 +37,7 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.distributed import batch_size_per_process
 from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NO_EARLIER_PLAN, derived_values, make_plan
@@ -170,8 +171,9 @@ def prepare_data(
         split = split_cases(dataset, data)
     if skipped:
         dataset, split = _without_skipped(dataset, split, skipped, data)
-    kind_weights = _kind_weights(config, dataset, split, measured)
-    if kind_weights:
+    kind_weights = _kind_weights(dataset, measured)
+    if kind_weights and _draws_by_weight(config):
+        log.info("data: rare kinds are drawn more often than they come (data.case_weights={}: as they come)")
         dataset = replace(dataset, cases=per_case.weighted(dataset.cases, kind_weights))
         split = DataSplit(*(list(per_case.weighted(cases, kind_weights)) for cases in split))
     split = check_split(split, dataset, measured, data)
@@ -225,16 +227,22 @@ def _without_skipped(
     return replace(dataset, cases=valid_cases), split
 
 
-def _kind_weights(
-    config: RunConfig, dataset: Dataset, split: DataSplit, measured: Fingerprint
-) -> dict[str, float]:
-    """Of pictures with label maps, where nothing is set that says how often they are drawn; else empty."""
-    data = config.data
-    is_set = data.case_weights is not None or data.balanced_sampling or config.sampler.get("_target_")
-    if is_set or not dataset.targets.per_voxel or not are_picture_channels(dataset.modalities):
+def _kind_weights(dataset: Dataset, measured: Fingerprint) -> dict[str, float]:
+    """As `per_case.kind_weights`, of pictures with label maps."""
+    is_labelled = isinstance(dataset.targets, SegmentationTargets)
+    if not is_labelled or not are_picture_channels(dataset.modalities):
+        return {}
+    if any(case.missing_channels for case in dataset.cases):
         return {}
     ids = [case.id for case in dataset.cases]
-    return per_case.kind_weights(split.train, dict(zip(ids, measured.percentiles, strict=True)))
+    return per_case.kind_weights(dict(zip(ids, measured.percentiles, strict=True)))
+
+
+def _draws_by_weight(config: RunConfig) -> bool:
+    """Whether cases are drawn by their weights, and none is set."""
+    data, sampler = config.data, config.sampler
+    is_default = sampler.get("_target_") is None or sampler.get("by_weight", False) is None
+    return data.case_weights is None and not data.balanced_sampling and is_default
 
 
 def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:

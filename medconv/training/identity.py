@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from medconv.config import Node, flatten
 from medconv.config.values import as_text
@@ -40,14 +41,15 @@ FREE = (
 # Parts of keys of `data` that say where files are; what the files hold is compared.
 _PLACES = ("root", "images", "labels", "raters")
 log = logging.getLogger(__name__)
+_EARLIER = dict.fromkeys(("derived.batch_dice", "loss.batch_dice", "loss.segmentation.batch_dice"), True)
 CASES_FILE = "cases.json"  # in the run's folder
 DataIdentity = Mapping[str, Mapping[str, int]]  # `train` or `val` to case id to a digest of its content
 
 
 def config_differences(earlier: Node, current: Node) -> list[str]:
     """A line for each key by which two configs train differently."""
-    earlier_values = flatten(earlier)
-    current_values = flatten(current)
+    earlier_values = settings_of(earlier)
+    current_values = settings_of(current)
     # Keys of `trainer` that only one version of Lightning has
     of_one_version = {*earlier.get("trainer", {})} ^ {*current["trainer"]}
     free = (*FREE, *(f"trainer.{key}" for key in of_one_version))
@@ -58,6 +60,11 @@ def config_differences(earlier: Node, current: Node) -> list[str]:
         if before != now and not f"{key}.".startswith(free) and not _is_place(key):
             lines.append(f"{key}: {as_text(before)} there, {as_text(now)} now")
     return lines
+
+
+def settings_of(config: Node) -> dict[str, Any]:
+    """Settings by dotted key; those that earlier versions lacked have the value that these used."""
+    return {**_EARLIER, **flatten(config)}
 
 
 def _is_place(key: str) -> bool:
@@ -118,4 +125,4 @@ def changes(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
     now = {**current["val"], **current["train"]}
     changed = [case for case in now if case in before and now[case] != before[case]]
     if changed:
-        yield f"other image, label or values: {some(changed)}"
+        yield f"other image, label, values or weight: {some(changed)}"

@@ -86,7 +86,7 @@ class Training:
     """One training of the benchmark.
 
     Args:
-        variant: `this`, `members`, `other`, or the name of a plan by hand.
+        variant: `this`, `other`, `N members`, `auto members`, or the name of a plan by hand.
         checkout: the version that trains.
         overrides: of the config, beside those of the data set.
     """
@@ -100,7 +100,7 @@ class Training:
 
     def folder(self, output: Path) -> Path:
         # a comma would be a list to Hydra
-        name = self.variant.replace(" x spacing, ", "x-")
+        name = self.variant.replace(" x spacing, ", "x-").replace(" ", "-")
         return output / self.data.name / f"{self.minutes:g}min" / f"seed{self.seed}" / name
 
 
@@ -109,6 +109,8 @@ def run(options: argparse.Namespace) -> list[Row]:
 
     Raises: ValueError: options that do not fit, or a training that failed.
     """
+    if options.members and options.members != "auto" and not options.members.isdigit():
+        raise ValueError(f"--members must be a number or auto, got {options.members}")
     if options.against and not (options.against / "train.py").is_file():
         raise ValueError(f"{options.against}: no checkout of medconv, there is no train.py")
     output = options.output.resolve()
@@ -124,7 +126,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     if options.plot:
         for name in dict.fromkeys(row["set"] for row in rows):
             _draw([row for row in rows if row["set"] == name], options.plot / f"{name}.svg")
-        _draw(rows, options.plot / "all.svg")
+        _draw([row for row in rows if row["score"] == "val/dice"], options.plot / "all.svg")
     return rows
 
 
@@ -186,8 +188,8 @@ def _trainings(
     settings = data.settings(options.root.resolve(), output)
     ours = (*settings, *options.set)
     trainings = [Training(data, THIS, HERE, ours, minutes, seed)]
-    if options.members:
-        trainings.append(Training(data, MEMBERS, HERE, ours, minutes, seed))
+    if options.members and data.has_label_maps:
+        trainings.append(Training(data, f"{options.members} {MEMBERS}", HERE, ours, minutes, seed))
     if options.plans:
         native = _native_spacing(ours, output)
         for factor in COARSER:
@@ -216,7 +218,7 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
     cache = "prepared-other" if training.variant == OTHER else "prepared-this"
     program = ["train.py"]
     parts = 1  # of the time, of which each member gets one
-    if training.variant == MEMBERS:
+    if training.variant.endswith(MEMBERS):
         program = ["-m", "medconv.cli", "ensemble", "--members", options.members]
         parts = 1 if options.members == "auto" else int(options.members)
     settings = [*training.overrides, f"data.cache_dir={output / cache}", f"seed={training.seed}"]
@@ -254,11 +256,8 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
 def _row(training: Training, summary: dict[str, Any], folder: Path) -> Row:
     derived = OmegaConf.load(folder / "config.yaml").derived
     score = score_of(summary)
-    dice = summary[score]
-    if training.variant == MEMBERS:
-        dice = summary["members"][-1]["score_of_mean"]
-        if dice is None:
-            raise ValueError(f"{folder}: the mean of members is scored for label maps alone")
+    # The mean of one network is its own score
+    dice = summary["members"][-1]["score_of_mean"] if "members" in summary else summary[score]
     return {
         "benchmark": "zoo",
         "set": training.data.name,

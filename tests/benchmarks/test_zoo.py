@@ -28,7 +28,7 @@ def test_both_checkouts_and_members_train_in_the_same_minutes(monkeypatch, tmp_p
     ]
     arguments += ["--members", "2", "--set", *QUICK, "--other-set", *QUICK, "--plot", str(tmp_path / "plots")]
     rows = benchmark(monkeypatch, tmp_path, *arguments)
-    assert [row["variant"] for row in rows] == ["this", "members", "other"]
+    assert [row["variant"] for row in rows] == ["this", "2 members", "other"]
     assert [row["members"] for row in rows] == [1, 2, 1]
     assert all(row["steps"] > 0 and row["dice"] is not None and row["set"] == "phantom2d" for row in rows)
     assert (tmp_path / "plots/phantom2d.svg").is_file() and (tmp_path / "plots/all.svg").is_file()
@@ -53,6 +53,13 @@ def test_the_table_has_medians_and_paired_differences():
     assert "| acdc | 10 | other | 2 | 0.7700 | -9.00 ± 12.71 | 100 | 1.5 x 1.5, 224 x 256 |  |" in text
 
 
+def test_a_number_of_members_that_is_none_is_refused(monkeypatch, tmp_path):
+    arguments = ["zoo", "--sets", "phantom2d", "--members", "many", "--output", str(tmp_path / "runs")]
+    with pytest.raises(AssertionError, match="--members must be a number or auto, got many"):
+        benchmark(monkeypatch, tmp_path, *arguments)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_picture_of_all_sets_has_a_curve_for_each_variant(monkeypatch, tmp_path):
     def row(name, minutes, variant, dice):
         about = {"set": name, "minutes": minutes, "variant": variant, "dice": dice, "seed": 0}
@@ -60,13 +67,13 @@ def test_the_picture_of_all_sets_has_a_curve_for_each_variant(monkeypatch, tmp_p
 
     drawn = []
     monkeypatch.setattr(zoo.dice_curves, "draw", lambda curves, path, title: drawn.append((curves, title)))
-    rows = [row("acdc", 5.0, "this", 0.8), row("acdc", 20.0, "this", 0.85), row("ct", 5.0, "members", 0.7)]
+    rows = [row("acdc", 5.0, "this", 0.8), row("acdc", 20.0, "this", 0.85), row("ct", 5.0, "2 members", 0.7)]
     zoo._draw(rows, tmp_path / "all.svg")
     zoo._draw(rows[:2], tmp_path / "acdc.svg")
     (curves, title), (of_set, _) = drawn
     assert [(c.name, c.points, c.result, c.published) for c in curves] == [
         ("acdc", ((300, 0.8), (1200, 0.85)), 0.85, 0.9),
-        ("ct, members", ((300, 0.7),), 0.7, None),
+        ("ct, 2 members", ((300, 0.7),), 0.7, None),
     ]
     assert title == "acdc, ct; CPU, cores: 1" and [c.name for c in of_set] == ["this"]
 

@@ -97,13 +97,14 @@ def test_pictures_of_a_rare_kind_get_a_weight_unless_weights_are_set(tmp_path, c
         return *weights, prepared.derived.batch_dice
 
     train, val, batch_dice = weights()
-    assert train == {1, 1.73} and val <= train and not batch_dice
+    assert train == {1, 2} and val <= train and not batch_dice
     assert re.search(
-        r"pictures of 2 kinds \(12 grey, brightness 0\.0\d; 4 grey, brightness 0\.9", caplog.text
+        r"pictures of 2 kinds \(16 grey, brightness 0\.0\d; 4 grey, brightness 0\.9", caplog.text
     )
     for override in ("data.case_weights={}", "data.balanced_sampling=true", "sampler=uniform"):
         train, _, batch_dice = weights(override)
-        assert train == {1} and batch_dice
+        assert train == {1} and not batch_dice
+    assert weights("sampler=foreground", "data.oversample_foreground=0.5")[0] == {1, 2}
 
 
 def test_a_compressed_store_needs_its_package(dataset, tmp_path, monkeypatch):

@@ -26,7 +26,9 @@ def test_changes_are_named_by_case(tmp_path):
     before = of([first, second], [third])
     assert identity.data_differences(before, of([second, first], [third])) == []
     weighted = of([first, replace(second, weight=2.0)], [third])
-    assert identity.data_differences(before, weighted) == [f"other image, label or values: {second.id}"]
+    assert identity.data_differences(before, weighted) == [
+        f"other image, label, values or weight: {second.id}"
+    ]
     assert identity.data_differences(before, of([first, third], [second, fourth])) == [
         f"no longer trained on: {second.id}",
         f"now trained on: {third.id}",
@@ -70,13 +72,13 @@ def test_a_stopped_or_finished_run_refuses_other_images(dataset, tmp_path, caplo
     os.utime(data / "imagesTr/case_1.nii.gz", (1, 1))  # a time alone is no change
     assert tiny.train(data, folder)["status"] == "done"
     change(data, "case_1")
-    expected = r"other data.*run\.resume=never\n  other image, label or values: case_1$"
+    expected = r"other data.*run\.resume=never\n  other image, label, values or weight: case_1$"
     with pytest.raises(ConfigError, match=expected):
         tiny.train(data, folder)
     assert (folder / "checkpoints/last.ckpt").read_bytes() == trained
     resume = f"run.resume={folder / 'checkpoints/last.ckpt'}"
     assert tiny.train(data, tmp_path / "new", resume, "trainer.max_steps=5")["status"] == "done"
-    assert "its run had other data: other image, label or values: case_1" in caplog.text
+    assert "its run had other data: other image, label, values or weight: case_1" in caplog.text
     assert "trained on cases that are validated now" not in caplog.text
 
 
@@ -87,7 +89,7 @@ def test_data_that_was_moved_is_the_same_data(dataset, tmp_path):
     moved = shutil.move(tmp_path / "data", tmp_path / "elsewhere/data")
     assert tiny.train(moved, folder)["status"] == "done"
     change(moved, "case_1")
-    with pytest.raises(ConfigError, match=r"other data.*\n  other image, label or values: case_1$"):
+    with pytest.raises(ConfigError, match=r"other data.*\n  other image, label, values or weight: case_1$"):
         tiny.train(moved, folder)
 
 

@@ -60,7 +60,7 @@ class Fold:
     @cached_property
     def values(self) -> dict[str, Any]:
         """The config, with dotted keys."""
-        return flatten(self.config)
+        return identity.settings_of(self.config)
 
     @cached_property
     def data(self) -> identity.DataIdentity | None:

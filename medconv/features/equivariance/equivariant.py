@@ -9,7 +9,6 @@ norms share their parameters among copies.
 Source: Cohen and Welling 2016, arXiv:1602.07576, for p4m in 2D; here also in 3D, and with some axes alone.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ from medconv.features.equivariance.group import Group
 # (experiments/convolutions.md)
 _FEW = 8
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,9 +97,26 @@ class Equivariant(NetworkConversion):
             trial = deepcopy(network)
             self._convert_all(trial, regular, group)
             check_equivariance(trial, example, group)
-        converted = self._convert_all(network, regular, group)
-        _warn_of_few(network, regular, group)
-        return converted
+        return self._convert_all(network, regular, group)
+
+    def doubts(self, network: nn.Module) -> list[str]:
+        widths = {}
+        for name, layer in network.named_modules():
+            if not isinstance(layer, CONVS) or not parametrize.is_parametrized(layer, "weight"):
+                continue
+            prior: Any = layer.parametrizations.weight[0]  # type: ignore[union-attr,index]
+            if isinstance(prior, GroupPrior) and prior.rows:
+                widths[name] = (layer.out_channels, len(prior.group))
+        name = min(widths, key=lambda name: widths[name], default="")
+        channels, copies = widths.get(name, (_FEW, 1))
+        filters = channels // copies
+        if filters >= _FEW:
+            return []
+        return [
+            f"layer {name} has {channels} channels, which are {filters} filters in {copies} copies; with "
+            f"fewer than {_FEW}, networks learned little in short runs: a wider network, or fewer axes and "
+            "planes, has more"
+        ]
 
     def _convert_all(self, network: nn.Module, regular: dict[str, Regular], group: Group) -> list[str]:
         converted = []
@@ -118,27 +132,6 @@ class Equivariant(NetworkConversion):
         # norms are converted, too, but only convolutions are reported
         layers = {name: network.get_submodule(name) for name in converted}
         return [name for name, layer in layers.items() if isinstance(layer, CONVS + TRANSPOSED)]
-
-
-def _warn_of_few(network: nn.Module, regular: dict[str, Regular], group: Group) -> None:
-    layers = {name: network.get_submodule(name) for name, kind in regular.items() if kind.output}
-    widths = {
-        name: int(layer.out_channels)
-        for name, layer in layers.items()
-        if isinstance(layer, CONVS + TRANSPOSED)
-    }
-    narrowest = min(widths, key=lambda name: widths[name], default="")
-    if narrowest and widths[narrowest] < _FEW * len(group):
-        filters = widths[narrowest] // len(group)
-        log.warning(
-            "%s has %d channels, which are %d filter%s in %d copies; so few learn little in short runs: make "
-            "the network wider, such as model.channels, or name fewer axes and planes",
-            narrowest,
-            widths[narrowest],
-            filters,
-            "" if filters == 1 else "s",
-            len(group),
-        )
 
 
 def _convert(

@@ -25,19 +25,21 @@ class ShapeTermLoss(nn.Module, ABC):
 
     Args:
         weight: of the term.
-        dice_weight, ce_weight: as of `DiceCrossEntropy`.
+        dice_weight, ce_weight, batch_dice: as of `DiceCrossEntropy`.
     Raises:
         ValueError: a weight that is not a number of 0 or more.
     """
 
     kinds = ("label_map", "regions")
 
-    def __init__(self, weight: float, dice_weight: float = 1.0, ce_weight: float = 1.0) -> None:
+    def __init__(
+        self, weight: float, dice_weight: float = 1.0, ce_weight: float = 1.0, batch_dice: bool = True
+    ) -> None:
         super().__init__()
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
             raise ValueError(f"weight must be a number of 0 or more, got {weight}")
         self.weight = float(weight)
-        self.dice_cross_entropy = DiceCrossEntropy(dice_weight=dice_weight, ce_weight=ce_weight)
+        self.dice_cross_entropy = DiceCrossEntropy(dice_weight, ce_weight, batch_dice=batch_dice)
 
     def forward(self, logits: Tensor, reference: Tensor, labelled: Tensor | None = None) -> Tensor:
         dice_cross_entropy: Tensor = self.dice_cross_entropy(logits, reference, labelled)
@@ -72,7 +74,7 @@ class Boundary(ShapeTermLoss):
     Args:
         weight: of the term.
         spacing_mm: of the axes; None: voxels are cubes. Coarser heads have the same ratio of axes.
-        dice_weight, ce_weight: as of `DiceCrossEntropy`.
+        dice_weight, ce_weight, batch_dice: as of `DiceCrossEntropy`.
     Raises:
         ValueError: a spacing that is not positive numbers.
         LossArgumentError: in `forward`: a spacing of other axes.
@@ -85,8 +87,9 @@ class Boundary(ShapeTermLoss):
         spacing_mm: Sequence[float] | None = None,
         dice_weight: float = 1.0,
         ce_weight: float = 1.0,
+        batch_dice: bool = True,
     ) -> None:
-        super().__init__(weight, dice_weight, ce_weight)
+        super().__init__(weight, dice_weight, ce_weight, batch_dice)
         if spacing_mm is not None and not all(0 < mm < math.inf for mm in spacing_mm):
             raise ValueError(f"spacing_mm must be positive numbers, got {spacing_mm}")
         self.spacing_mm = spacing_mm
@@ -123,16 +126,21 @@ class ClDice(ShapeTermLoss):
     Args:
         weight: of the term.
         iterations: erosions of the soft skeleton; at least half the width of the widest structure, in voxels.
-        dice_weight, ce_weight: as of `DiceCrossEntropy`.
+        dice_weight, ce_weight, batch_dice: as of `DiceCrossEntropy`.
     Raises:
         ValueError: iterations that are not a whole number of at least 1, or a weight below 0.
     Source: Shit et al. 2021, arXiv:2003.07311.
     """
 
     def __init__(
-        self, weight: float = 1.0, iterations: int = 5, dice_weight: float = 1.0, ce_weight: float = 1.0
+        self,
+        weight: float = 1.0,
+        iterations: int = 5,
+        dice_weight: float = 1.0,
+        ce_weight: float = 1.0,
+        batch_dice: bool = True,
     ) -> None:
-        super().__init__(weight, dice_weight, ce_weight)
+        super().__init__(weight, dice_weight, ce_weight, batch_dice)
         self.iterations = whole_number("iterations", iterations, least=1)
 
     def term(self, probability: Tensor, mask: Tensor) -> Tensor:
@@ -214,7 +222,7 @@ class SkeletonRecall(ShapeTermLoss):
         weight: of the term.
         iterations: erosions of the skeleton; at least half the width of the widest structure, in voxels.
         tube_radius: in voxels, within the structure; it makes the term easier to minimise.
-        dice_weight, ce_weight: as of `DiceCrossEntropy`.
+        dice_weight, ce_weight, batch_dice: as of `DiceCrossEntropy`.
     Raises:
         ValueError: iterations below 1, a radius or a weight below 0.
     Source: Kirchhoff et al. 2024, arXiv:2404.03010, where the skeleton is thinned on the CPU.
@@ -227,8 +235,9 @@ class SkeletonRecall(ShapeTermLoss):
         tube_radius: int = 2,
         dice_weight: float = 1.0,
         ce_weight: float = 1.0,
+        batch_dice: bool = True,
     ) -> None:
-        super().__init__(weight, dice_weight, ce_weight)
+        super().__init__(weight, dice_weight, ce_weight, batch_dice)
         self.iterations = whole_number("iterations", iterations, least=1)
         self.tube_radius = whole_number("tube_radius", tube_radius, least=0)
 

@@ -13,7 +13,7 @@ from medconv.training.losses.fit import LossArgumentError, is_weight
 
 
 class DiceCrossEntropy(nn.Module):
-    """Cross-entropy plus soft Dice, computed over the whole batch and all devices.
+    """Cross-entropy plus soft Dice, over the whole batch and all devices unless `batch_dice` is False.
 
     The Dice of a class that is absent from a sample means nothing; a class absent from the whole batch is
     rarer. But where samples differ much, as pictures of several kinds do, one Dice over all of them hardly
@@ -30,13 +30,13 @@ class DiceCrossEntropy(nn.Module):
     Args:
         dice_weight: of the Dice term.
         ce_weight: of the cross-entropy term.
-        batch_dice: one Dice of each class over the whole batch; False: the mean over the samples that have
-            the class.
         smooth: added to numerator and denominator of the Dice, in voxels.
         class_weights: one number for each output, or by name; those not named, and `background`, have 1. A
             number multiplies the cross-entropy of a class's voxels (of a region, of its output), which
             is not divided by the sum of the weights, and is the class's weight in the mean Dice.
         class_names: of the foreground.
+        batch_dice: one Dice of each class over the whole batch; False: the mean over the samples that have
+            the class.
         labelled: of `forward`: the voxels that count; elsewhere the gradient is 0. None: all.
     Raises:
         ValueError: a weight or smooth that is not a number of 0 or more; an unknown name.
@@ -52,10 +52,11 @@ class DiceCrossEntropy(nn.Module):
         self,
         dice_weight: float = 1.0,
         ce_weight: float = 1.0,
-        batch_dice: bool = True,
         smooth: float = 1e-5,
         class_weights: Sequence[float] | Mapping[str, float] | None = None,
         class_names: Sequence[str] = (),
+        *,
+        batch_dice: bool = True,
     ) -> None:
         super().__init__()
         for name, value in (("dice_weight", dice_weight), ("ce_weight", ce_weight), ("smooth", smooth)):
@@ -82,18 +83,20 @@ class DiceCrossEntropy(nn.Module):
             raise LossArgumentError(
                 f"class_weights must be {num_outputs} numbers, one for each output, got {len(weights)}"
             )
-        if self.batch_dice:
-            entropy, intersection, sizes = self.sums(logits, reference, labelled, weights)
-            shares = [2 * intersection, sizes]
-        else:
-            entropy, *shares = self._dice_of_samples(logits, reference, labelled, weights)
+        sums = self.sums if self.batch_dice else self._dice_of_samples
+        entropy, above, below = sums(logits, reference, labelled, weights)
         # One communication for all sums
-        counts = [*shares, *([] if labelled is None else [labelled.sum().float()[None]])]
+        counts = [above, below, *([] if labelled is None else [labelled.sum().float()[None]])]
         totals, ranks = sum_over_ranks(torch.cat(counts))
-        num_dice = len(shares[0])  # without the background, which has no Dice
+        num_dice = len(above)  # without the background, which has no Dice
         # Voxels with a label, per rank
         num_labelled = reference[:, :1].numel() if labelled is None else totals[-1].clamp(min=1) / ranks
-        dice: Tensor = (totals[:num_dice] + self.smooth) / (totals[num_dice : 2 * num_dice] + self.smooth)
+        above, below = totals[:num_dice], totals[num_dice : 2 * num_dice]
+        dice: Tensor
+        if self.batch_dice:
+            dice = (2 * above + self.smooth) / (below + self.smooth)
+        else:
+            dice = torch.where(below > 0, above / below.clamp(min=1), 1)
         if weights is None:
             mean_dice = dice.mean()
         else:
@@ -115,7 +118,9 @@ class DiceCrossEntropy(nn.Module):
             entropy, intersection, sizes = self.sums(one, its_reference, its_mask, weights)
             is_present = intersection.detach() > 0
             entropies.append(entropy)
-            dice.append(is_present * (2 * intersection + self.smooth) / (sizes + self.smooth))
+            # Above 0 also where no voxel counts
+            own_dice = (2 * intersection + self.smooth) / (sizes + self.smooth).clamp(min=1e-12)
+            dice.append(torch.where(is_present, own_dice, 0))
             present.append(is_present.float())
         return torch.stack(entropies).sum(), torch.stack(dice).sum(0), torch.stack(present).sum(0)
 

@@ -155,7 +155,7 @@ def test_folds_of_changed_cases_differ(tmp_path):
         val = {"abc"[int(number)]: content.pop("abc"[int(number)])}
         (folder / identity.CASES_FILE).write_text(json.dumps({"train": content, "val": val}))
     first, second, third = read_folds(tmp_path)
-    assert first.differences(second) == ["other image, label or values: b"]
+    assert first.differences(second) == ["other image, label, values or weight: b"]
     assert first.differences(third) == []
     (tmp_path / "2" / identity.CASES_FILE).unlink()  # as of earlier versions
     assert list(read_folds(tmp_path))[2].differences(second) == []

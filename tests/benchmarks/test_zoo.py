@@ -53,10 +53,11 @@ def test_the_table_has_medians_and_paired_differences():
     assert "| acdc | 10 | other | 2 | 0.7700 | -9.00 ± 12.71 | 100 | 1.5 x 1.5, 224 x 256 |  |" in text
 
 
-def test_a_number_of_members_that_is_none_is_refused(monkeypatch, tmp_path):
+def test_a_number_of_members_that_is_none_is_refused(monkeypatch, tmp_path, capsys):
     arguments = ["zoo", "--sets", "phantom2d", "--members", "many", "--output", str(tmp_path / "runs")]
-    with pytest.raises(AssertionError, match="--members must be a number or auto, got many"):
+    with pytest.raises(AssertionError):
         benchmark(monkeypatch, tmp_path, *arguments)
+    assert "--members must be a number or auto, got many" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

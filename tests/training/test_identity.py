@@ -114,3 +114,13 @@ def test_a_run_resumes_with_other_loggers_and_callbacks():
     tensorboard = {"tensorboard": {"_target_": "x"}}
     plain = [replace(RunConfig(), logger=node, callbacks=node).plain() for node in (tensorboard, {})]
     assert config_differences(*plain) == config_differences(*reversed(plain)) == []
+
+
+def test_a_key_that_earlier_versions_lacked_has_the_value_that_they_used():
+    now = {"trainer": {}, "derived": {"batch_dice": True}, "loss": {"batch_dice": True}}
+    assert identity.config_differences({"trainer": {}}, now) == []
+    of_kinds = {"trainer": {}, "derived": {"batch_dice": False}, "loss": {"batch_dice": False}}
+    assert identity.config_differences({"trainer": {}}, of_kinds) == [
+        "derived.batch_dice: true there, false now",
+        "loss.batch_dice: true there, false now",
+    ]

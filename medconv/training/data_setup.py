@@ -229,10 +229,10 @@ def _without_skipped(
 
 def _kind_weights(dataset: Dataset, measured: Fingerprint) -> dict[str, float]:
     """As `per_case.kind_weights`, of pictures with label maps."""
-    is_labelled = isinstance(dataset.targets, SegmentationTargets)
-    if not is_labelled or not are_picture_channels(dataset.modalities):
-        return {}
-    if any(case.missing_channels for case in dataset.cases):
+    are_labelled_pictures = isinstance(dataset.targets, SegmentationTargets) and are_picture_channels(
+        dataset.modalities
+    )
+    if not are_labelled_pictures or any(case.missing_channels for case in dataset.cases):
         return {}
     ids = [case.id for case in dataset.cases]
     return per_case.kind_weights(dict(zip(ids, measured.percentiles, strict=True)))

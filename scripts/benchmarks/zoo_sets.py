@@ -24,7 +24,7 @@ class DataSet:
         settings: from the folder of real data and an output folder to overrides of the config.
         published: the best number that others report, with its source.
         published_dice: one of them to draw beside ours: nnU-Net's, where there is one.
-        has_label_maps: it is not one of classes of whole images.
+        has_label_maps: the labels are label maps; False: classes of whole images.
     """
 
     name: str

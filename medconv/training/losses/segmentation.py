@@ -84,19 +84,19 @@ class DiceCrossEntropy(nn.Module):
                 f"class_weights must be {num_outputs} numbers, one for each output, got {len(weights)}"
             )
         sums = self.sums if self.batch_dice else self._dice_of_samples
-        entropy, above, below = sums(logits, reference, labelled, weights)
+        entropy, numerator, denominator = sums(logits, reference, labelled, weights)
         # One communication for all sums
-        counts = [above, below, *([] if labelled is None else [labelled.sum().float()[None]])]
+        counts = [numerator, denominator, *([] if labelled is None else [labelled.sum().float()[None]])]
         totals, ranks = sum_over_ranks(torch.cat(counts))
-        num_dice = len(above)  # without the background, which has no Dice
+        num_dice = len(numerator)  # without the background, which has no Dice
         # Voxels with a label, per rank
         num_labelled = reference[:, :1].numel() if labelled is None else totals[-1].clamp(min=1) / ranks
-        above, below = totals[:num_dice], totals[num_dice : 2 * num_dice]
+        numerator, denominator = totals[:num_dice], totals[num_dice : 2 * num_dice]
         dice: Tensor
         if self.batch_dice:
-            dice = (2 * above + self.smooth) / (below + self.smooth)
+            dice = (2 * numerator + self.smooth) / (denominator + self.smooth)
         else:
-            dice = torch.where(below > 0, above / below.clamp(min=1), 1)
+            dice = torch.where(denominator > 0, numerator / denominator.clamp(min=1), 1)
         if weights is None:
             mean_dice = dice.mean()
         else:

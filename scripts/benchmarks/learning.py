@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+import medconv
 from benchmarks import gains
 from benchmarks.results import Row, table
-from medconv.data.datasets.dataset_json import auto
+from medconv.data.case import Case
 from medconv.data.splits import grouped, split_fold
+from medconv.training.data_setup import find_data
 from medconv.training.run_dir import short_hash
 from medconv.utils.progress import track
 
@@ -63,8 +65,9 @@ CHANNELS = [16, 32, 64, 128]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--root", type=Path, required=True, help="a dataset with a dataset.json, such as Task04_Hippocampus"
+        "--root", type=Path, required=True, help="folder of a dataset, such as Task04_Hippocampus"
     )
+    add_layout(parser)
     parser.add_argument(
         "--output", type=Path, default=Path("runs/learning"), help="run folders; done ones are not repeated"
     )
@@ -93,12 +96,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_layout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", nargs="+", default=["data=auto"], metavar="KEY=VALUE", help="how the folder is read"
+    )
+
+
+def cases_of(options: argparse.Namespace) -> tuple[Case, ...]:
+    return find_data(medconv.compose(_data_settings(options)).data).cases
+
+
+def _data_settings(options: argparse.Namespace) -> list[str]:
+    return [*options.data, f"data.root={options.root.resolve()}"]
+
+
 def run(options: argparse.Namespace) -> list[Row]:
     """Train what is not trained yet, and compare every variant with `plain` on the same validation cases."""
     output: Path = options.output.resolve() / options.root.resolve().name
     output.mkdir(parents=True, exist_ok=True)
+    found = cases_of(options)
+    if options.group_pattern:
+        found = grouped(found, options.group_pattern)
     for cases in options.cases:
-        _write_splits(options.root, cases, options.seeds, output, options.group_pattern)
+        _write_splits(found, cases, options.seeds, output)
     jobs = list(product(options.cases, range(options.seeds), options.variants))
     with ThreadPoolExecutor(options.jobs) as pool:
         work = [pool.submit(_train, *job, options, output) for job in jobs]
@@ -179,8 +199,7 @@ def _run(
         "-m",
         "medconv.cli",
         "train",
-        "data=auto",
-        f"data.root={options.root.resolve()}",
+        *_data_settings(options),
         f"data.cache_dir={output / 'prepared'}",
         f"data.splits_file={_splits(output, cases)}",
         f"data.fold={seed}",
@@ -211,14 +230,13 @@ def _splits(output: Path, cases: str) -> Path:
     return output / f"splits-{cases}.json"
 
 
-def _write_splits(root: Path, cases: str, seeds: int, output: Path, group_pattern: str | None) -> None:
+def _write_splits(found: Sequence[Case], cases: str, seeds: int, output: Path) -> None:
     """Fold 0's validation cases always; of its training cases a draw for each seed, which is the split's
     number.
 
     Raises: ValueError: more cases asked for than there are, or no number.
     """
-    found = auto(root).cases
-    train, val = split_fold(grouped(found, group_pattern) if group_pattern else found, 0, 5, None)
+    train, val = split_fold(found, 0, 5, None)
     ids = sorted(case.id for case in train)
     if cases != "all" and not (cases.isdigit() and 0 < int(cases) <= len(ids)):
         raise ValueError(f"--cases must be `all` or numbers from 1 to {len(ids)}, got {cases}")

@@ -16,7 +16,6 @@ from benchmarks import learning
 from benchmarks.results import Row, table
 from medconv.data.case import Case
 from medconv.data.case_files import label_of
-from medconv.data.datasets.dataset_json import auto
 from medconv.data.io.images import read_image
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import mean
@@ -90,6 +89,7 @@ SHIFTS: dict[str, Callable[[Pair], Pair]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, required=True, help="the dataset of the trainings")
+    learning.add_layout(parser)
     parser.add_argument(
         "--runs", type=Path, required=True, help="folder of one length, such as runs/learning/NAME/40-300"
     )
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Predict the validation cases of every finished training, and compare variants with `plain`."""
-    cases = {case.id: case for case in auto(options.root).cases}
+    cases = {case.id: case for case in learning.cases_of(options)}
     runs = [
         (variant, int(folder.name), folder)
         for variant in learning.VARIANTS

@@ -13,6 +13,8 @@ from torch import nn
 
 from benchmarks import learning
 from benchmarks.tap_rates import tap_rates
+from medconv.data.datasets import dataset_json
+from medconv.data.splits import grouped
 
 
 def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
@@ -52,7 +54,8 @@ def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
 
 def test_cases_of_a_patient_stay_together(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
-    learning._write_splits(dataset, "all", 2, tmp_path, r"case_(?=[02468]$)|\w+")
+    cases = grouped(dataset_json.auto(dataset).cases, r"case_(?=[02468]$)|\w+")
+    learning._write_splits(cases, "all", 2, tmp_path)
     splits = json.loads((tmp_path / "splits-all.json").read_text())
     held_out = {case for split in splits for case in split["val"]}
     assert len(splits) == 2 and held_out

@@ -178,7 +178,7 @@ class DataConfig:
         ge=1,
     )
     samples_per_epoch: int | None = key(
-        None, "over all devices; null: 1000; for whole images 5 per training case, 1000 to 5000", ge=1
+        None, "over all devices, in whole steps; null: 1000; for whole images 5 per case, 1000 to 5000", ge=1
     )
     oversample_foreground: float = key(
         0.33, "share of patches that are centred on a foreground voxel", ge=0, le=1

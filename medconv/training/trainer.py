@@ -102,15 +102,16 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
         if isinstance(value, (dict, list)):
             settings[key] = _built(value, f"trainer.{key}")
     del settings["max_time"]  # `TimeBudget` ends a run on time
-    if trainer.accumulate_grad_batches > 1:
-        batches = distributed.batches_per_epoch(config)
-        if trainer.accumulate_grad_batches > batches:
-            log.warning(
-                "trainer.accumulate_grad_batches=%d: an epoch has %d batches, and Lightning takes a step at "
-                "its end, so only these are accumulated; more data.samples_per_epoch makes longer epochs",
-                trainer.accumulate_grad_batches,
-                batches,
-            )
+    left = distributed.batches_per_epoch(config) % trainer.accumulate_grad_batches
+    if left:  # only by a limit: an epoch is whole steps
+        log.warning(
+            "trainer.accumulate_grad_batches=%d: trainer.limit_train_batches=%s leaves %d for the last "
+            "step of an epoch, whose gradients are smaller; a multiple of %d leaves none",
+            trainer.accumulate_grad_batches,
+            trainer.limit_train_batches,
+            left,
+            trainer.accumulate_grad_batches,
+        )
     accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
     settings["strategy"] = distributed.strategy_of(trainer, config.perf, accumulates) or settings["strategy"]
     settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)

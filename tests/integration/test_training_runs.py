@@ -12,6 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+import yaml
 from helpers import clock, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -342,13 +343,15 @@ def test_running_out_of_memory_names_the_switches(dataset, tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 
 
-def test_accumulation_over_more_batches_than_an_epoch_has_is_a_warning(dataset, tmp_path, caplog):
-    """Lightning steps at the end of each epoch (Lightning-AI/pytorch-lightning#21808)."""
-    settings = ["data.samples_per_epoch=4", "trainer.accumulate_grad_batches=3", "trainer.max_steps=1"]
+def test_an_epoch_is_whole_optimizer_steps(dataset, tmp_path):
+    """Lightning steps at the end of each epoch, however few batches are left (Lightning#19987, #21808)."""
+    settings = ["data.samples_per_epoch=4", "trainer.accumulate_grad_batches=3", "trainer.max_steps=2"]
     tiny.train(dataset, tmp_path / "run", *settings)
-    assert (
-        "trainer.accumulate_grad_batches=3: an epoch has 2 batches, and Lightning takes a step" in caplog.text
-    )
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert config["data"]["samples_per_epoch"] == 3 * config["data"]["batch_size"]
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"]
+    assert (checkpoint["global_step"], batches) == (2, 6)
 
 
 def test_weights_of_a_checkpoint_are_the_start_of_another_run(done, dataset, tmp_path):

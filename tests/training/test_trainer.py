@@ -55,13 +55,10 @@ def test_a_least_number_of_steps_demands_no_whole_epoch(dataset, tmp_path, bound
     assert (trainer.min_steps, trainer.min_epochs) == (3, epochs)
 
 
-@pytest.mark.parametrize(("accumulated", "says"), [(4, "an epoch has 2 batches"), (2, "")])
-def test_more_accumulated_batches_than_an_epoch_has_are_a_warning(
-    dataset, tmp_path, caplog, accumulated, says
-):
-    """A process computes its share of the global batch in parts of `data.batch_size`."""
-    sizes = ["data.samples_per_epoch=32", "data.global_batch_size=16"]
-    trainer_of(dataset, tmp_path / "run", *sizes, f"trainer.accumulate_grad_batches={accumulated}")
+@pytest.mark.parametrize(("limit", "says"), [(5, "leaves 1 for the last step"), (4, "")])
+def test_a_limit_that_cuts_a_step_is_a_warning(dataset, tmp_path, caplog, limit, says):
+    sizes = ["data.samples_per_epoch=32", "trainer.accumulate_grad_batches=2"]
+    trainer_of(dataset, tmp_path / "run", *sizes, f"trainer.limit_train_batches={limit}")
     assert says in caplog.text
     assert ("accumulate_grad_batches" in caplog.text) == bool(says)
 

@@ -42,6 +42,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Train all members, then compare them. Returns: the exit code, of the first member that failed."""
     from medconv.config import compose, validate
     from medconv.features.ensemble import gains, members, shares
+    from medconv.training.run import checked_config
     from medconv.training.run_dir import RunDir
 
     start_logging()
@@ -56,6 +57,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise ValueError("medconv ensemble trains one config, got several; medconv train -m runs a sweep")
     (composed,) = composer.configs()
     config = validate(composed.values)
+    checked_config(config)
     _check(options, config)
     folder = RunDir.of(config, composed.choices)
     packages = [argument for name in options.package for argument in ("--package", name)]

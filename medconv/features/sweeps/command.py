@@ -44,9 +44,11 @@ def run_command(options: argparse.Namespace) -> int:
 def _run(composer: Composer) -> int:
     from omegaconf import OmegaConf
 
+    from medconv.config import validate
     from medconv.features.sweeps import optuna_search
     from medconv.features.sweeps import run as sweeps_run
     from medconv.features.sweeps.job import Job
+    from medconv.training.run import checked_config
 
     settings = composer.sweep_settings
     if settings.sweeper.get("_target_") == _OPTUNA:
@@ -58,6 +60,8 @@ def _run(composer: Composer) -> int:
     sweeps_run.check_no_launcher()
     launcher: Any = OmegaConf.to_container(composed[-1].settings.launcher, resolve=True)
     if composed[-1].values.run.dry_run:
+        for each in composed:
+            checked_config(validate(each.values))
         print(sweeps_run.plan(jobs, launcher))
         return DONE
     sweeps_run.run(jobs, launcher)

@@ -178,6 +178,7 @@ def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
         (["--members", "2", "run.resume=x.ckpt"], "expected auto or never"),
         (["--members", "2", "trainer.num_nodes=2"], "an ensemble trains on one machine"),
         (["--members", "2", "seed=1,2"], "seed=1,2"),
+        (["--members", "2", "trainer.max_epochs=0", "run.dry_run=true"], "trainer.max_epochs=0"),
     ],
 )
 def test_what_an_ensemble_cannot_be_is_said(arguments, message, dataset, monkeypatch, capsys):

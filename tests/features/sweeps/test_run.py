@@ -196,6 +196,13 @@ def test_a_dry_run_prints_the_config_or_the_commands(many, dataset, tmp_path):
         assert output.startswith("# runs/planned\n") and "max_steps: 4" in output
 
 
+def test_a_dry_run_finds_what_contradicts_in_any_job(dataset, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments = [*tiny.overrides(dataset), "perf.cuda_graphs=false,true", "trainer.accumulate_grad_batches=2"]
+    with pytest.raises(ConfigError, match="accumulate_grad_batches must be 1, got 2"):
+        main.run(["train", "-m", *arguments, "run.dry_run=true"])
+
+
 def test_a_sweep_under_torchrun_is_refused(launched, monkeypatch, tmp_path):
     launched(**TORCHRUN)
     monkeypatch.chdir(tmp_path)

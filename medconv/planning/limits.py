@@ -29,6 +29,11 @@ class Size:
     coarsens: bool = True
 
 
+# From how many steps on, and from how often a network has seen each case, more time hardly raises its score,
+# or lowers it (experiments/do-hours-pay.md)
+ENOUGH_STEPS = 2000
+ENOUGH_VIEWS = 50
+
 # nnU-Net's channels; its batch is larger, for longer runs.
 _LARGE = Size(
     name="large",

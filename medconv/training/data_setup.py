@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,12 @@ class PreparedData:
     test: list[Case] = field(default_factory=list)
     split_warning: str | None = None
     source_spacing_mm: Any = None
+
+    def views(self, num_patches: float) -> float:
+        """How often so many patches show each training case; one time is all of its voxels once."""
+        patch = prod(self.plan.patch_size)
+        shapes = (self.store.read(case.id).image.shape[1:] for case in self.train)
+        return num_patches / sum(max(1.0, prod(shape) / patch) for shape in shapes)
 
     @cached_property
     def identity(self) -> DataIdentity:

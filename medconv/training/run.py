@@ -117,7 +117,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         prepared=prepared,
         folder=folder,
         task=build_task(resolved, record_of(resolved, prepared), load_weights),
-        trainer=build_trainer(resolved, folder, profiler, bool(prepared.val), stop_request),
+        trainer=build_trainer(resolved, folder, profiler, prepared, stop_request),
         data=build_data(resolved, prepared, profiler, stop_request),
         profiler=profiler,
         stop_request=stop_request,

@@ -27,6 +27,7 @@ from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint import resumable_loop
 from medconv.training.checkpoint.resumable_loop import FinalValidation
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
+from medconv.training.data_setup import PreparedData
 from medconv.training.distributed import (
     BroadcastBuffers,
     ResumeStepCheck,
@@ -47,12 +48,14 @@ _DEFAULT_EPOCHS = 100
 
 
 def build_trainer(
-    config: RunConfig, folder: RunDir, profiler: StepProfiler, validates: bool, stop_request: StopRequest
+    config: RunConfig,
+    folder: RunDir,
+    profiler: StepProfiler,
+    prepared: PreparedData,
+    stop_request: StopRequest,
 ) -> L.Trainer:
     """The trainer with its callbacks and loggers.
 
-    Args:
-        validates: whether there are cases to validate.
     Raises:
         ConfigError: an object cannot be built from its node, or a value is out of range.
     """
@@ -61,6 +64,8 @@ def build_trainer(
     stops = distributed.StopSync(stop_request, config.perf.stop_sync_interval)
     max_seconds = config.trainer.max_seconds
     budget = None
+    samples = (config.data.global_batch_size or 1) * config.trainer.accumulate_grad_batches  # of a step
+    validates = bool(prepared.val)
     if max_seconds is not None:
         budget = TimeBudget(
             max_seconds,
@@ -68,6 +73,7 @@ def build_trainer(
             None if config.init.pretrained else need_size(config.derived.size),
             # The number that the user sets holds
             validates_all=config.trainer.limit_val_batches is not None,
+            views=lambda steps: prepared.views(steps * samples),
         )
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
     settings = _settings(config, callbacks, validates)

@@ -32,7 +32,7 @@ def trainer_of(dataset, folder, *overrides):
     checked = with_devices(tiny.checked(dataset, *overrides))
     prepared = prepare_data(checked)
     resolved = run.resolve(checked, prepared, RunDir(folder))
-    return build_trainer(resolved, RunDir(folder), StepProfiler(), bool(prepared.val), StopRequest())
+    return build_trainer(resolved, RunDir(folder), StepProfiler(), prepared, StopRequest())
 
 
 @pytest.mark.parametrize(

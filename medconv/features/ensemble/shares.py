@@ -2,19 +2,15 @@
 
 import logging
 from dataclasses import replace
-from math import floor, prod
+from math import floor
 
 from medconv import doors
 from medconv.config import ConfigError, RunConfig
 from medconv.config.values import duration_seconds, duration_text
-from medconv.training.data_setup import PreparedData
+from medconv.planning.limits import ENOUGH_STEPS, ENOUGH_VIEWS
 from medconv.training.run import prepare
 from medconv.training.run_dir import RunDir, read_config
 
-# From how often a network has seen each case, and from how many steps on, more time hardly raises its score,
-# or lowers it (experiments/do-hours-pay.md)
-ENOUGH = 50
-ENOUGH_STEPS = 2000
 _MOST = 10  # members: prediction takes as many times as long
 
 log = logging.getLogger(__name__)
@@ -49,15 +45,15 @@ def rounds(config: RunConfig, folder: RunDir) -> int:
     small = replace(config, plan=replace(config.plan, size=config.plan.size or "small"))
     small, prepared = prepare(small, RunDir(folder.path, "never"))
     steps: float = steps_in_time(small, prepared.plan, prepared.derived)
-    seen = steps * prepared.plan.batch_size * small.trainer.accumulate_grad_batches / _draws(prepared)
-    count = min(_MOST, max(1, floor(min(seen / ENOUGH, steps / ENOUGH_STEPS))))
+    seen = prepared.views(steps * prepared.plan.batch_size * small.trainer.accumulate_grad_batches)
+    count = min(_MOST, max(1, floor(min(seen / ENOUGH_VIEWS, steps / ENOUGH_STEPS))))
     log.info(
         "--members auto: about %.0f steps fit into trainer.max_time and see each case %.0f times; %d steps "
         "and %d times are enough: %d member%s on each device",
         steps,
         seen,
         ENOUGH_STEPS,
-        ENOUGH,
+        ENOUGH_VIEWS,
         count,
         "" if count == 1 else "s",
     )
@@ -69,10 +65,3 @@ def share(config: RunConfig, count: int) -> str:
     seconds = config.trainer.max_seconds
     assert seconds is not None
     return duration_text(seconds / count)
-
-
-def _draws(prepared: PreparedData) -> float:
-    """How many patches show all training cases once."""
-    patch = prod(prepared.plan.patch_size)
-    shapes = (prepared.store.read(case.id).image.shape[1:] for case in prepared.train)
-    return sum(max(1.0, prod(shape) / patch) for shape in shapes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from medconv.planning.limits import SIZES, Size
+from medconv.planning.limits import ENOUGH_STEPS, ENOUGH_VIEWS, SIZES, Size
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
@@ -29,6 +29,7 @@ class TimeBudget(Callback):
         seconds: of training, and of the cases that are validated before it.
         size: of the run's plan; a warning says if too few steps fit for it. None: no plan.
         validates_all: every validation takes all batches, however long.
+        views: how often each case is seen in so many steps, to say when it is more than enough.
         clock: seconds that never run backwards.
     Attributes:
         total_steps: how many steps fit at the present speed, by which the schedule ends; None: not yet
@@ -52,8 +53,10 @@ class TimeBudget(Callback):
         size: Size | None = None,
         clock: Callable[[], float] = time.monotonic,
         validates_all: bool = False,
+        views: Callable[[int], float] | None = None,
     ) -> None:
         self.seconds = seconds
+        self._views = views
         self._size = size
         self._validations = ValidationBudget(seconds, validates_all, clock)
         self.spent = 0.0
@@ -198,6 +201,7 @@ class TimeBudget(Callback):
                 "" if growing is None else ", as patches grow",
             )
             self._warn_of_few(self.expected_steps)
+            self._say_if_many(self.expected_steps)
 
     def _expected(self, growing: GrowingPatch, patch: Sequence[int], schedule: ProgressSchedule) -> int:
         """How many steps the run will make if their time is that of the present patch until it grows.
@@ -223,6 +227,16 @@ class TimeBudget(Callback):
                 self._size.name,
                 needed,
                 "" if is_smallest else "a smaller plan.size or ",
+            )
+
+    def _say_if_many(self, steps: int) -> None:
+        views = self._views(steps) if self._views and steps >= 2 * ENOUGH_STEPS else 0
+        if views >= 2 * ENOUGH_VIEWS:
+            log.info(
+                "each case will be seen %.0f times; beyond some %d times one network hardly gains: medconv "
+                "ensemble --members auto shares trainer.max_time among several, which predict as one",
+                views,
+                ENOUGH_VIEWS,
             )
 
     def _mean_step_seconds(self) -> float:

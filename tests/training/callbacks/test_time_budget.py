@@ -128,6 +128,16 @@ def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(size, needed, capl
         assert ("smaller plan.size" in caplog.text) is (is_warned and size != "tiny")  # there is none
 
 
+@pytest.mark.parametrize(
+    ("seconds", "views", "says"), [(4000, 100, True), (3999, 100, False), (4000, 99, False)]
+)
+def test_more_time_than_one_network_uses_is_said(seconds, views, says, caplog):
+    """One second a step, and no validation."""
+    caplog.set_level("INFO")
+    first_estimate(TimeBudget(float(seconds), clock=clock.CLOCK, views=lambda steps: views * steps / seconds))
+    assert ("each case will be seen 100 times" in caplog.text) is says
+
+
 def first_estimate(budget, module=None, schedules=()):
     """That of a run whose five first steps took a second each."""
     strategy = SimpleNamespace(broadcast=lambda value: value)

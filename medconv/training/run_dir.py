@@ -114,12 +114,8 @@ class RunDir:
         """
         if not cluster.is_first():
             return
-        if self.resume == "never" and self.path.is_dir():
-            self.claim()
-            timestamp = time.strftime("%Y%m%d-%H%M%S")
-            moved = self.path.with_name(f"{self.path.name}.{timestamp}")
-            self.path.rename(moved)
-            log.info("moved the earlier run to %s", moved)
+        if self.resume == "never":
+            self.move_aside()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.claim()
         if _stamp(self.last) != self._last_stamp:
@@ -142,6 +138,17 @@ class RunDir:
         if data is not None:
             write_text(self.path / identity.CASES_FILE, json.dumps(data) + "\n")
         log_into(self.path / "train.log")
+
+    def move_aside(self) -> None:
+        """Rename the folder, if there is one. Raises: ConfigError: another process is training there."""
+        if not self.path.is_dir():
+            return
+        self.claim()
+        timestamp = time.strftime("%Y%m%d-%H%M%S")
+        moved = self.path.with_name(f"{self.path.name}.{timestamp}")
+        self.path.rename(moved)
+        self.close()
+        log.info("moved the earlier run to %s", moved)
 
     def _keep_what_is_continued(self, checkpoint: Path) -> None:
         """Leaves what belongs to the checkpoint to resume from."""

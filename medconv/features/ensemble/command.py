@@ -64,7 +64,7 @@ def run_command(options: argparse.Namespace) -> int:
     arguments = [*options.overrides, *packages]
     devices = members.devices_of(config)
     if options.members == AUTO:
-        rounds = shares.rounds(config, folder)
+        rounds = shares.rounds(config, folder, devices[0])
         count = rounds * len(devices)
         arguments.append(f"trainer.max_time={shares.share(config, rounds)}")
     else:

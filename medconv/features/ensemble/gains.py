@@ -14,6 +14,7 @@ from medconv.evaluation.results import plain_number
 from medconv.features.ensemble.members import Member
 from medconv.inference.predict import usable_device
 from medconv.inference.predictor import Predictor
+from medconv.metrics import dice as metrics_dice
 from medconv.targets import Targets
 from medconv.targets.scores import metric_of_summary
 from medconv.targets.segmentation import SegmentationTargets
@@ -71,7 +72,7 @@ def table(home: RunDir) -> str:
         lines.append(f"{number:<8}  {own:>6}    {mean:>6}")
     if all(row["score_of_mean"] is None for row in rows):
         lines.append(
-            "the mean is not scored: only label maps of classes are, by cases that no member trained on"
+            "the mean is not scored: only label maps of classes are, by cases that all members validated"
         )
     lines.append(f"\nmedconv predict --checkpoint {home.path} --input IMAGES --output PREDICTIONS")
     return "\n".join(lines)
@@ -96,7 +97,7 @@ def _earlier_score(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[
 
 
 def _score_of_mean(members: Sequence[Member], config: RunConfig, trusted: Sequence[str]) -> float | None:
-    """The monitored metric over the validation cases of the mean of the members' best checkpoints."""
+    """The mean Dice over the validation cases of the mean of the members' best checkpoints."""
     device = usable_device(None if uses_gpu(config.trainer.accelerator) else "cpu")
     checkpoints: list[Path | str] = [member.folder.trained for member in members]
     predictor = Predictor.load(checkpoints, device, trusted)
@@ -108,9 +109,7 @@ def _score_of_mean(members: Sequence[Member], config: RunConfig, trusted: Sequen
             case.id: _dice(predictor, case)
             for case in track(cases, f"validating the mean of {len(members)} members")
         }
-    monitored = predictor.targets.monitored.name.removeprefix("val/")
-    score: float | None = predictor.targets.scores.summary(rows)[monitored]
-    return score
+    return metrics_dice.mean(metrics_dice.mean_per_class(list(rows.values())))
 
 
 def _dice(predictor: Predictor, case: Case) -> dict[str, float | None]:

@@ -104,9 +104,12 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
     Raises:
         KeyboardInterrupt, signals.RunInterrupted: it was stopped; no member runs any more.
     """
-    for member in members:
-        if member.folder.resume == "auto":  # a folder without a checkpoint is an error of prediction
-            member.folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    home = members[0].folder
+    if home.resume == "never":  # once, before any member has its folder in there
+        home.move_aside()
+    _leave_out_others(members)
+    for member in members:  # a folder without a checkpoint is an error of prediction
+        member.folder.checkpoints.mkdir(parents=True, exist_ok=True)
     waiting = deque(members)
     running: dict[int, tuple[Member, subprocess.Popen[bytes]]] = {}  # by device
     codes: dict[int, int] = {}
@@ -154,8 +157,29 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
     return _exit_code(codes[failed[0].number]) if failed else DONE
 
 
+def _leave_out_others(members: Sequence[Member]) -> None:
+    """Members of an earlier start with a larger number, which had not begun, are none any more.
+
+    Raises: ValueError: one has been trained; prediction takes all that are there.
+    """
+    folders = {member.folder.path for member in members}
+    others = [path for path in members[0].folder.path.glob("members/*") if path not in folders]
+    for path in others:
+        if any(path.glob("checkpoints/*.ckpt")):
+            raise ValueError(
+                f"{path} is a member of an earlier start, with --members {len(members)} it would be none, but "
+                f"prediction takes it: ask for {len(members) + len(others)} members, or remove it"
+            )
+    for path in others:
+        with suppress(FileNotFoundError):
+            (path / "checkpoints").rmdir()
+
+
 def _started(member: Member, environment: Environment) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "medconv", "train", *member.arguments]
+    arguments = [*member.arguments]
+    if member.folder.resume == "never":  # earlier ones were moved aside, for all members at once
+        arguments.append("run.resume=auto")
+    command = [sys.executable, "-m", "medconv", "train", *arguments]
     return subprocess.Popen(command, env={**os.environ, **environment})
 
 

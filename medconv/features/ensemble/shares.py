@@ -1,12 +1,17 @@
 """`--members auto`: how many members share `trainer.max_time`, by how often each would see every case."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import floor
+
+import torch
 
 from medconv import doors
 from medconv.config import ConfigError, RunConfig
 from medconv.config.values import duration_seconds, duration_text
+from medconv.features.ensemble.members import Environment
 from medconv.planning.limits import ENOUGH_STEPS, ENOUGH_VIEWS
 from medconv.training.run import prepare
 from medconv.training.run_dir import RunDir, read_config
@@ -16,7 +21,7 @@ _MOST = 10  # members: prediction takes as many times as long
 log = logging.getLogger(__name__)
 
 
-def rounds(config: RunConfig, folder: RunDir) -> int:
+def rounds(config: RunConfig, folder: RunDir, environment: Environment) -> int:
     """How many members train one after another on each device in `trainer.max_time`; it is at least 1.
 
     A run that began keeps what was chosen for it: its own time says how many of it fit.
@@ -24,6 +29,7 @@ def rounds(config: RunConfig, folder: RunDir) -> int:
     Args:
         config: of the command, before its time is shared.
         folder: of the run.
+        environment: of a member, as `devices_of`.
     Raises:
         ConfigError: no time is set, or nothing measures what a step takes.
     """
@@ -42,9 +48,15 @@ def rounds(config: RunConfig, folder: RunDir) -> int:
             "--members takes a number"
         )
     # The smallest size makes the most steps, and ends as high as larger ones where cases are few
-    small = replace(config, plan=replace(config.plan, size=config.plan.size or "small"))
+    small = replace(
+        config,
+        plan=replace(config.plan, size=config.plan.size or "small"),
+        trainer=replace(config.trainer, devices=1),
+    )
     small, prepared = prepare(small, RunDir(folder.path, "never"))
-    steps: float = steps_in_time(small, prepared.plan, prepared.derived)
+    steps: float
+    with _threads_of_a_member(environment):
+        steps = steps_in_time(small, prepared.plan, prepared.derived)
     seen = prepared.views(steps * prepared.plan.batch_size * small.trainer.accumulate_grad_batches)
     count = min(_MOST, max(1, floor(min(seen / ENOUGH_VIEWS, steps / ENOUGH_STEPS))))
     log.info(
@@ -58,6 +70,16 @@ def rounds(config: RunConfig, folder: RunDir) -> int:
         "" if count == 1 else "s",
     )
     return count
+
+
+@contextmanager
+def _threads_of_a_member(environment: Environment) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", before)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def share(config: RunConfig, count: int) -> str:

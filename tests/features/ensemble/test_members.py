@@ -155,6 +155,45 @@ def test_the_exit_code_is_that_of_the_first_member_that_failed(ends, expected, t
     assert members.train(found, [{}]) == expected
 
 
+def test_never_moves_an_earlier_ensemble_aside_once(tmp_path, monkeypatch):
+    """Members that begin at once would move each other's folders (each finds that of the run)."""
+    started = []
+
+    class Recorded(Fake):
+        def __init__(self, command, env):
+            started.append(command[-1])
+            super().__init__(["exit(0)"], env)
+
+    monkeypatch.setattr(members.subprocess, "Popen", Recorded)
+    (tmp_path / "run/members/2").mkdir(parents=True)
+    (tmp_path / "run/members/2/mine").touch()
+    folders = [tmp_path / "run", tmp_path / "run/members/2"]
+    found = [Member(number, RunDir(path, "never"), ()) for number, path in enumerate(folders, 1)]
+    assert members.train(found, [{}, {}]) == DONE
+    (moved,) = tmp_path.glob("run.*")
+    assert (moved / "members/2/mine").is_file() and not (folders[1] / "mine").exists()
+    assert started == ["run.resume=auto"] * 2
+
+
+def test_a_smaller_number_refuses_trained_members_and_forgets_those_that_never_began(tmp_path, monkeypatch):
+    monkeypatch.setattr(members.subprocess, "Popen", Fake)
+    found = [Member(1, RunDir(tmp_path), ("exit(0)",))]
+    waiting = tmp_path / "members/3/checkpoints"
+    waiting.mkdir(parents=True)
+    assert members.train(found, [{}]) == DONE and not waiting.exists()
+    waiting.mkdir()
+    (waiting / "last.ckpt").touch()
+    with pytest.raises(ValueError, match=r"members/3 is a member of an earlier start, with --members 1"):
+        members.train(found, [{}])
+
+
+def test_a_step_is_measured_with_the_threads_of_a_member():
+    before = torch.get_num_threads()
+    with shares._threads_of_a_member({"OMP_NUM_THREADS": "1"}):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
 def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
     monkeypatch.setattr(members.subprocess, "Popen", Fake)
     ends = [f"exit({PREEMPTED})", "signal.pause()", "exit(0)"]
@@ -198,7 +237,7 @@ def test_members_share_the_time_in_which_each_case_is_seen_often(
     monkeypatch.setattr(shares, "ENOUGH_STEPS", enough_steps)
     time = f"trainer.max_time=00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     more = (time, "schedule.patch=whole", "data.patch_size=[16,18,12]", f"data.cache_dir={tmp_path}")
-    assert shares.rounds(tiny.checked(dataset, *more), RunDir(tmp_path / "run")) == expected
+    assert shares.rounds(tiny.checked(dataset, *more), RunDir(tmp_path / "run"), {}) == expected
 
 
 def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(trained, tmp_path):
@@ -206,10 +245,10 @@ def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(trained, 
     begun = shutil.copytree(folder, tmp_path / "run")
     config = tiny.checked(dataset, "trainer.max_time=00:01:00:00")
     with pytest.raises(ConfigError, match=r"its run has no trainer.max_time; --members takes a number"):
-        shares.rounds(config, RunDir(begun))
+        shares.rounds(config, RunDir(begun), {})
     path = begun / "config.yaml"
     path.write_text(path.read_text().replace("max_time: null", "max_time: 00:00:20:00"))
-    assert shares.rounds(config, RunDir(begun)) == 3
+    assert shares.rounds(config, RunDir(begun), {}) == 3
 
 
 def test_a_share_of_the_time_is_written_as_the_key_has_it(dataset):

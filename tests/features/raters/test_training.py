@@ -1,6 +1,7 @@
 """Training on label maps of two raters, as a user does: store, loaders, loss, validation, summary, prediction."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from helpers.rated import add_rater
 import medconv
 from medconv.data.case import Case
 from medconv.data.case_files import image_of
+from medconv.features.ensemble import gains
+from medconv.features.ensemble.members import Member
 from medconv.features.raters.labels import RatedLabel, probabilities_on
+from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
 
 
@@ -57,3 +61,13 @@ def test_its_predicted_probabilities_can_be_labels_in_turn(rated, tmp_path, monk
     case = Case("case_0", (image,), path, soft_label=RatedLabel(3, are_probabilities=True))
     _, grid = image_of(case)
     np.testing.assert_allclose(probabilities_on(case, grid), probabilities[1:], atol=1e-5)
+
+
+def test_the_mean_of_an_ensemble_is_scored_by_the_consensus(rated, tmp_path):
+    """A member that is the run's own network adds nothing to it."""
+    folders = [shutil.copytree(rated / "run", tmp_path / "run")]
+    folders.append(shutil.copytree(rated / "run", tmp_path / "run/members/2"))
+    members = [Member(number, RunDir(path), ()) for number, path in enumerate(folders, 1)]
+    gains.write(members, tiny.checked(rated / "data", "data.raters=[labelsTr2]"), [])
+    first, second = json.loads((folders[0] / "summary.json").read_text())["members"]
+    assert second["score_of_mean"] == pytest.approx(first["score_of_mean"])

@@ -167,7 +167,7 @@ def _leave_out_others(members: Sequence[Member]) -> None:
     for path in others:
         if any(path.glob("checkpoints/*.ckpt")):
             raise ValueError(
-                f"{path} is a member of an earlier start, with --members {len(members)} it would be none, but "
+                f"{path} is a member of an earlier start: --members {len(members)} leaves it out, but "
                 f"prediction takes it: ask for {len(members) + len(others)} members, or remove it"
             )
     for path in others:

@@ -309,7 +309,8 @@ class ValidationBudget:
         self._validates_all = validates_all
         self._clock = clock
         self._spent = 0.0  # seconds of all validations so far
-        self._num_batches: int | None = None  # that fit; None: all
+        self._num_batches: int | None = None  # that fit, of each rank; None: all
+        self._ranks: int | None = None  # among which they were divided
         self._said_postponed = False
         # When a validation began, and when each of its batches ended
         self._batch_times: list[float] = []
@@ -318,6 +319,7 @@ class ValidationBudget:
         return {
             "validation": self.seconds_each,
             "val_batches": self._num_batches,
+            "val_ranks": self._ranks,
             "validating": self._spent,
             "validated_at": self.last_step,
         }
@@ -327,6 +329,7 @@ class ValidationBudget:
         # Earlier versions have not recorded these
         if not self._validates_all:
             self._num_batches = state.get("val_batches")
+            self._ranks = state.get("val_ranks")
         self._spent = state.get("validating", 0.0)
         self.last_step = state.get("validated_at", 0)
 
@@ -377,9 +380,12 @@ class ValidationBudget:
         )
 
     def limit_batches(self, trainer: Trainer) -> None:
-        """Makes Lightning validate the chosen number of batches."""
+        """Makes Lightning validate the chosen number of batches; on other ranks the same ones."""
         if self._num_batches is None:
             return
+        of_all = self._num_batches * (self._ranks or trainer.world_size)
+        self._ranks = trainer.world_size
+        self._num_batches = math.ceil(of_all / self._ranks)
         # Lightning's loop reads it when it makes its loader, which may have been before
         trainer.limit_val_batches = self._num_batches
         loop = trainer.fit_loop.epoch_loop.val_loop
@@ -418,7 +424,8 @@ class ValidationBudget:
 
     def steps_between(self, trainer: Trainer, step_seconds: float) -> float:
         """Mean number of steps from one validation to the next, with those postponed."""
-        interval = steps_between_validations(trainer)
+        by_time = getattr(trainer, "_val_check_time_interval", None)  # `val_check_interval` as a time
+        interval = max(1.0, by_time / step_seconds) if by_time else steps_between_validations(trainer)
         validation_steps = (self.seconds_each or 0.0) / step_seconds
         least_steps = validation_steps * (1 / self._MAX_SHARE - 1)
         return interval * max(1, math.ceil(least_steps / interval))

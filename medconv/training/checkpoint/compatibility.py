@@ -99,7 +99,7 @@ def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting:
     Args:
         setting: the key and its value, for the message.
         new_lr: whether the schedule takes the learning rate from the config; else it goes on with that of
-            the checkpoint, so it must be the same schedule.
+            the checkpoint, so it must be the same schedule. Both must count steps.
     Raises:
         ValueError: the checkpoint holds the state of another optimizer, or its settings differ.
     """
@@ -108,7 +108,8 @@ def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting:
     saved_optimizer = saved_config.get("optimizer", optimizer)
     schedule = config.scheduler.get("_target_")
     saved_schedule = saved_config.get("scheduler", config.scheduler).get("_target_")
-    if not new_lr and saved_schedule != schedule:
+    counts_steps = all("progress" in state for state in content.get("lr_schedulers", ()))
+    if saved_schedule != schedule and not (new_lr and counts_steps):  # torch's own count epochs
         raise _differs(setting, "scheduler._target_", saved_schedule, schedule)
     compared = {*saved_optimizer, *optimizer}
     if new_lr:

@@ -75,7 +75,7 @@ class DiceCrossEntropy(nn.Module):
     def forward(self, logits: Tensor, reference: Tensor, labelled: Tensor | None = None) -> Tensor:
         logits = logits.float()
         num_outputs = logits.shape[1]
-        weights = self.weights
+        weights = None if self.weights is None else self.weights.float()
         if weights is not None and self.by_name:
             # One is for the background, which regions do not have
             weights = weights[-num_outputs:]
@@ -94,7 +94,9 @@ class DiceCrossEntropy(nn.Module):
         numerator, denominator = totals[:num_dice], totals[num_dice : 2 * num_dice]
         dice: Tensor
         if self.batch_dice:
-            dice = (2 * numerator + self.smooth) / (denominator + self.smooth)
+            total = denominator + self.smooth
+            there = total > 0  # else smooth is 0, and no voxel that counts can have the class
+            dice = torch.where(there, (2 * numerator + self.smooth) / torch.where(there, total, 1), 1)
         else:
             dice = torch.where(denominator > 0, numerator / denominator.clamp(min=1), 1)
         if weights is None:

@@ -273,17 +273,19 @@ def test_postponed_validations_are_further_apart(seconds_each, expected):
     assert budget_with(seconds_each).steps_between(trainer, step_seconds=2.0) == expected
 
 
-def trial(budget, cases, batch_seconds=(60.0, 10.0, 10.0), ranks=1):
+def trial(budget, cases, batch_seconds=(60.0, 10.0, 10.0), ranks=1, fitting=None):
     """The trainer after a trial of three batches: 60 s, then 10 s each.
 
     Args:
-        ranks: of the run; on rank 0, one batch for each fits.
+        ranks: of the run.
+        fitting: the number of batches that fit on rank 0; None: on this one.
     """
     val_loop = SimpleNamespace(_max_batches=[cases])
     trainer = SimpleNamespace(
         num_val_batches=[cases],
         limit_val_batches=1.0,
-        strategy=SimpleNamespace(broadcast=lambda value: value if ranks == 1 else ranks),
+        world_size=ranks,
+        strategy=SimpleNamespace(broadcast=lambda value: fitting or value),
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=val_loop)),
     )
     budget.begin()
@@ -300,6 +302,25 @@ def test_a_validation_that_would_take_too_long_takes_the_first_batches(caplog):
     assert trainer.limit_val_batches == 40
     assert trainer.fit_loop.epoch_loop.val_loop._max_batches == [40]
     assert "all 100 batches would take 1000 of the 1000 s of trainer.max_time" in caplog.text
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, 80), (2, 40), (3, 27)])
+def test_on_other_devices_the_same_cases_are_validated(ranks, expected):
+    """Two ranks that validate 40 each validate 80: so do one, and three."""
+    budget = budget_with(None)
+    trial(budget, 100, ranks=2, fitting=40)
+    resumed = budget_with(None)
+    resumed.load_state_dict(budget.state_dict())
+    trainer = trial(resumed, 100, ranks=ranks)
+    assert trainer.limit_val_batches == expected
+
+
+def test_a_time_between_validations_is_steps_at_the_speed_of_a_run():
+    """`trainer.val_check_interval=00:00:05:00`; Lightning then counts no batches."""
+    settings = {"val_check_batch": None, "check_val_every_n_epoch": None, "_val_check_time_interval": 300.0}
+    trainer = SimpleNamespace(num_training_batches=10, accumulate_grad_batches=1, **settings)
+    assert budget_with(None).steps_between(trainer, step_seconds=2.0) == 150
+    assert budget_with(60.0).steps_between(trainer, step_seconds=2.0) == 300
 
 
 def test_a_validation_that_fits_takes_all_batches(caplog):
@@ -328,6 +349,7 @@ def test_the_cases_before_training_count_up_to_what_the_last_validation_may_take
         sanity_checking=True,
         num_val_batches=[2],
         limit_val_batches=1.0,
+        world_size=1,
         strategy=SimpleNamespace(broadcast=lambda value: value),
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=SimpleNamespace(_max_batches=[2]))),
     )
@@ -345,7 +367,7 @@ def test_one_batch_is_validated_in_any_case():
 
 
 def test_rank_0_says_how_many_batches_fit():
-    assert trial(budget_with(None), 100, ranks=2).limit_val_batches == 2
+    assert trial(budget_with(None), 100, ranks=2, fitting=2).limit_val_batches == 2
 
 
 def test_a_resumed_run_validates_as_many_batches_as_before():

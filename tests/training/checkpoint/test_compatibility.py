@@ -87,6 +87,11 @@ def test_a_run_does_not_resume_with_a_schedule_that_is_not_ours(dataset, tmp_pat
     without = [f"~scheduler.{key}" for key in ("warmup_steps",)]
     with pytest.raises(ValueError, match=r"scheduler\._target_=medconv\S+, this run has torch\S+StepLR; use"):
         tiny.train(dataset, tmp_path / "second", *other, *without, f"run.resume={last}")
+    # Nor the other way round: its state counts epochs, from which no progress of steps follows
+    tiny.train(dataset, tmp_path / "torch", *other, *without, "trainer.max_steps=2")
+    last = tmp_path / "torch/checkpoints/last.ckpt"
+    with pytest.raises(ValueError, match=r"scheduler\._target_=torch\S+StepLR, this run has medconv"):
+        tiny.train(dataset, tmp_path / "third", f"run.resume={last}")
 
 
 def test_epochs_of_another_length_are_counted_as_those_of_the_run(dataset, tmp_path):

@@ -181,6 +181,24 @@ def test_without_batch_dice_a_batch_of_background_has_a_gradient_of_cross_entrop
     torch.testing.assert_close(logits.grad, expected.grad)
 
 
+def test_class_weights_in_double_precision():
+    """`trainer.precision=64-true` makes the weights double, logits are computed in single precision."""
+    logits, label = example((2, 3, 4, 4))
+    loss = DiceCrossEntropy(class_weights=[1, 1, 5]).double()
+    logits = logits.double().requires_grad_()
+    loss(logits, label).backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_without_smoothing_a_class_that_no_voxel_can_have_counts_as_right():
+    logits, label = example((2, 3, 4, 4))
+    labelled = torch.zeros(2, 1, 4, 4, dtype=torch.bool)
+    logits.requires_grad_()
+    loss = DiceCrossEntropy(ce_weight=0.0, smooth=0.0)(logits, label, labelled)
+    loss.backward()
+    assert loss == 0 and (logits.grad == 0).all()
+
+
 def test_class_weights_count_voxels_and_dice_of_a_class(tmp_path):
     """By hand, of softmax and of sigmoid; weights of 1 are none."""
     logits, label = example((2, 3, 4, 4))

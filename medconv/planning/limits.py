@@ -97,7 +97,8 @@ class PlanOverrides:
         dims_origin: what set `spatial_dims`, for the plan's table; None: the caller.
         divisible_by: what the network divides each axis of the patch by, beside the strides.
         residual_blocks: per stage of the encoder, of two convolutions each.
-        decoder_convs: convolutions in each stage of the decoder.
+        convs_per_stage: convolutions of a stage, one number or one per stage; with residual blocks, in the
+            decoder.
         names: argument to what the plan's table calls it, such as a config key; others have their own name.
     """
 
@@ -116,7 +117,7 @@ class PlanOverrides:
     resize: Sequence[int] | None = None
     divisible_by: int = 1
     residual_blocks: Sequence[int] | None = None
-    decoder_convs: int = 2
+    convs_per_stage: int | Sequence[int] = 2
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

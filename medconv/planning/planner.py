@@ -338,7 +338,7 @@ class PatchSearch:
         else:
             # halvings for as many stages as the config's lists have values; an empty list is no limit here,
             # it is refused where the list is read
-            per_stage = (overrides.channels, overrides.kernel_sizes, overrides.residual_blocks)
+            per_stage = [getattr(overrides, name) for name in topology.PER_STAGE]
             limits = [len(values) for values in per_stage if isinstance(values, (list, tuple))]
             most = min((limit for limit in (*limits, overrides.max_stages or 0) if limit > 0), default=None)
             strides = topology.halvings(patch, self.spacing, exact, most)
@@ -356,7 +356,7 @@ class PatchSearch:
         channels = topology.widths(num_stages, dims, self.size)
         if overrides.channels is not None:
             channels = topology.need_channels(overrides.channels, num_stages)
-        encoder_convs = None
+        encoder_convs = decoder_convs = topology.need_convs(overrides.convs_per_stage, num_stages)
         if overrides.residual_blocks is not None:
             encoder_convs = topology.encoder_convs(overrides.residual_blocks, num_stages)
         network = Network(
@@ -364,7 +364,7 @@ class PatchSearch:
             kernel_sizes=kernel_sizes,
             channels=channels,
             encoder_convs=encoder_convs,
-            decoder_convs=overrides.decoder_convs,
+            decoder_convs=decoder_convs,
             divisible_by=overrides.divisible_by,
         )
         rounded = rounded_up(patch, network.divisor())

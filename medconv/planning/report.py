@@ -9,7 +9,7 @@ from math import inf, prod
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.limits import PlanOverrides
 from medconv.planning.spacing import SMALL_VIEW, thick_axis, voxels_to_keep
-from medconv.planning.topology import EVEN, MIN_EDGE, Budget, Network, largest_patch, rounded_up
+from medconv.planning.topology import EVEN, MIN_EDGE, PER_STAGE, Budget, Network, largest_patch, rounded_up
 from medconv.utils.logging import size_text
 
 _WIDTH = 90  # columns of a terminal
@@ -142,7 +142,7 @@ def network_rows(
 ) -> list[ReportRow]:
     """Stages, strides, kernels and channels."""
     # stages: what sets their number or limits it, where something does
-    lists = {name: getattr(overrides, name) for name in ("channels", "kernel_sizes", "residual_blocks")}
+    lists = {name: getattr(overrides, name) for name in PER_STAGE}
     lengths = {name: len(value) for name, value in lists.items() if isinstance(value, (list, tuple))}
     limits = {"max_stages": overrides.max_stages, **lengths}
     reached = [overrides.name(name) for name, limit in limits.items() if limit == len(network.channels)]

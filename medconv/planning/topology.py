@@ -15,6 +15,8 @@ MIN_EDGE = 4  # voxels along an axis at the coarsest stage
 _THICK = 3  # times the finest voxel: slices that are seldom halved, as neighbours have little in common
 # Axes whose voxels differ by less than this factor are halved together, and get kernels of 3 together.
 EVEN = 2
+# Arguments whose list has a number per stage, so that it sets how many there are
+PER_STAGE = ("channels", "kernel_sizes", "residual_blocks", "convs_per_stage")
 _STEM_VOXELS = 4096  # after the stem of a classifier, about: 64 x 64 or 16 x 16 x 16
 _PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
 
@@ -29,8 +31,7 @@ class Network:
         strides: per step between stages, one number per axis.
         kernel_sizes: per stage, one number per axis.
         channels: per stage.
-        encoder_convs: convolutions per stage of the encoder; None: two in each.
-        decoder_convs: convolutions in each stage of the decoder.
+        encoder_convs, decoder_convs: convolutions per stage; None: two in each.
         divisible_by: what the network divides each axis of the patch by, beside the strides.
     """
 
@@ -38,7 +39,7 @@ class Network:
     kernel_sizes: Steps
     channels: tuple[int, ...]
     encoder_convs: tuple[int, ...] | None = None
-    decoder_convs: int = 2
+    decoder_convs: tuple[int, ...] | None = None
     divisible_by: int = 1
 
     def divisor(self) -> tuple[int, ...]:
@@ -165,6 +166,16 @@ def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
     return tuple(channels)
 
 
+def need_convs(convs_per_stage: int | Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """The convolutions of each stage. Raises: ValueError: not a positive number, or one per stage."""
+    is_number = isinstance(convs_per_stage, int)
+    convs = [convs_per_stage] * num_stages if isinstance(convs_per_stage, int) else convs_per_stage
+    if len(convs) != num_stages or any(n < 1 for n in convs):
+        needed = "1 or more" if is_number else f"one number of 1 or more for each of {num_stages} stages"
+        raise ArgumentError("convs_per_stage", f" needs {needed}, got {convs_per_stage}")
+    return tuple(convs)
+
+
 def encoder_convs(residual_blocks: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """Convolutions per stage of residual blocks, which have two; the first stage has another before them.
 
@@ -208,6 +219,7 @@ def num_weights(network: Network, num_channels: int, num_classes: int) -> int:
     kernel_voxels = [prod(kernel) for kernel in network.kernel_sizes]
     input_channels = [num_channels, *channels[1:]]
     stage_convs = network.encoder_convs or (2,) * num_stages
+    decoder_convs = network.decoder_convs or (2,) * num_stages
     weights = 0
     for stage in range(num_stages):
         # the first convolution of a stage reads its input, the others its own channels
@@ -215,7 +227,7 @@ def num_weights(network: Network, num_channels: int, num_classes: int) -> int:
         weights += kernel_voxels[stage] * channels[stage] * read_channels
     for stage in range(num_stages - 1):
         # the first convolution of a decoder stage reads the concatenation, twice its channels
-        read_channels = (network.decoder_convs + 1) * channels[stage]
+        read_channels = (decoder_convs[stage] + 1) * channels[stage]
         weights += kernel_voxels[stage] * channels[stage] * read_channels
     for step, (finer, coarser) in zip(network.strides, pairwise(channels), strict=True):
         # down in the encoder and up in the decoder
@@ -292,7 +304,7 @@ def step_bytes(
     channels = network.channels
     num_stages = len(channels)
     stage_convs = network.encoder_convs or (2,) * num_stages
-    decoder_tensors = 2 + 2 * network.decoder_convs
+    decoder_convs = network.decoder_convs or (2,) * num_stages
     stage_voxels = float(prod(patch))
     values = 0.0
     for stage in range(num_stages):
@@ -301,7 +313,7 @@ def step_bytes(
         input_channels = num_channels if stage == 0 else channels[stage]
         num_tensors = 2 * stage_convs[stage]
         if stage < num_stages - 1:  # the coarsest stage has no decoder
-            num_tensors += decoder_tensors
+            num_tensors += 2 + 2 * decoder_convs[stage]
         values += stage_voxels * (channels[stage] * num_tensors + input_channels)
     half_copy_bytes = value_bytes if value_bytes < 4 else 0
     # at the finest stage: the first gradients, or the loss, whichever takes more

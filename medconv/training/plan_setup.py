@@ -36,7 +36,7 @@ _DATA_KEYS = {
     "normalisation": "data.normalisation",
     "resize": "data.resize",
 }
-_MODEL_KEYS = {"divisible_by": "model.divisible_by", "residual_blocks": "model.residual_blocks"}
+_MODEL_KEYS = {key: f"model.{key}" for key in ("divisible_by", "residual_blocks", "convs_per_stage")}
 _FLOAT32 = 4  # bytes of a voxel
 # Memory budgets are rounded down to these, so that similar machines plan the same.
 _STEPS_GB = (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
@@ -160,8 +160,6 @@ def _overrides(config: RunConfig) -> PlanOverrides:
     settings: dict[str, Any] = {key: getattr(config.plan, key) for key in _PLAN_KEYS}
     settings |= {key: getattr(config.data, key) for key in _DATA_KEYS}
     settings |= {key: config.model[key] for key in _MODEL_KEYS if key in config.model}
-    if config.model.get("residual_blocks"):
-        settings["decoder_convs"] = config.model["convs_per_stage"]
     names = {**_PLAN_KEYS, **_DATA_KEYS, **_MODEL_KEYS}
     return PlanOverrides(**settings, names=names)
 

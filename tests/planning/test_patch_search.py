@@ -100,7 +100,7 @@ def test_a_budget_too_small_is_refused_with_the_memory_needed():
 
 def test_residual_blocks_take_memory_and_bound_the_stages():
     blocks = [1, 3, 4, 6, 6, 6]
-    residual = plan(published("liver"), PlanOverrides(residual_blocks=blocks, decoder_convs=1), NNUNET)
+    residual = plan(published("liver"), PlanOverrides(residual_blocks=blocks, convs_per_stage=1), NNUNET)
     assert prod(residual.patch_size) < prod(plan(published("liver"), budget=NNUNET).patch_size)
     assert len(plan(published("liver"), PlanOverrides(residual_blocks=[1, 3]), NNUNET).channels) == 2
     with pytest.raises(ValueError, match=r"residual_blocks needs a number of 1 or more for each of 6"):

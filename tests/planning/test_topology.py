@@ -14,7 +14,7 @@ from torch import nn
 from medconv.models.unet import UNet
 from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.topology import Budget, Network, encoder_convs, num_weights, stem_for
+from medconv.planning.topology import Budget, Network, encoder_convs, need_convs, num_weights, stem_for
 
 THIN_MM, THICK_MM = 0.62, 3.6
 SHAPES = [
@@ -87,6 +87,8 @@ def test_a_patch_of_the_config_is_halved_where_it_is_even():
         ({"kernel_sizes": 3}, r"kernel_sizes needs 3 odd numbers for each of 4 stages, got 3"),
         ({"channels": [8] * 9}, r"channels needs one number of 1 or more for each of 4 stages, got \[8, 8"),
         ({"channels": [8, 0]}, r"channels needs one number of 1 or more for each of 2 stages"),
+        ({"convs_per_stage": [2, 0]}, r"convs_per_stage needs one number of 1 or more for each of 2 stages"),
+        ({"convs_per_stage": 0}, r"convs_per_stage needs 1 or more, got 0"),
     ],
 )
 def test_values_that_fit_no_network_are_refused(values, message):
@@ -94,15 +96,20 @@ def test_values_that_fit_no_network_are_refused(values, message):
         plan(single_case((36, 50, 35), (1, 1, 1)), PlanOverrides(**values))
 
 
-@pytest.mark.parametrize("blocks", [None, (1, 2, 4, 9)])
-def test_num_weights_counts_the_kernels_of_the_unet(blocks):
+@pytest.mark.parametrize(
+    ("blocks", "convs_per_stage"),
+    [(None, 2), (None, 4), (None, (1, 3, 2)), ((1, 2, 4, 9), 1), ((1, 2, 4), (2, 1, 3))],
+)
+def test_num_weights_counts_the_kernels_of_the_unet(blocks, convs_per_stage):
     strides, kernels, channels = ((2, 2, 1), (2, 2, 2)), ((3, 3, 1), (3, 3, 3), (3, 3, 3)), (8, 12, 16)
     with torch.device("meta"):
-        decoder = 2 if blocks is None else 1
-        layers = UNet(3, 2, 5, channels, strides, kernels, decoder, residual_blocks=blocks).modules()
-    sizes = [prod(m.weight.shape) for m in layers if isinstance(m, (nn.Conv3d, nn.ConvTranspose3d))]
-    convs = None if blocks is None else encoder_convs(blocks, 3)
-    assert num_weights(Network(strides, kernels, channels, convs, decoder), 2, 5) == sum(sizes)
+        network = UNet(3, 2, 5, channels, strides, kernels, convs_per_stage, residual_blocks=blocks)
+    sizes = [
+        prod(m.weight.shape) for m in network.modules() if isinstance(m, (nn.Conv3d, nn.ConvTranspose3d))
+    ]
+    decoder = need_convs(convs_per_stage, 3)
+    encoder = decoder if blocks is None else encoder_convs(blocks, 3)
+    assert num_weights(Network(strides, kernels, channels, encoder, decoder), 2, 5) == sum(sizes)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_the_estimate_is_near_what_a_step_takes(patch, channels, batch, classes,
     torch.manual_seed(0)
     decoder = 2 if blocks is None else 1
     network = UNet(len(patch), 1, classes, channels, strides, convs_per_stage=decoder, residual_blocks=blocks)
-    planned = Network(strides, kernels, channels, blocks and encoder_convs(blocks, 3), decoder)
+    planned = Network(strides, kernels, channels, blocks and encoder_convs(blocks, 3), (decoder,) * 3)
     image, label = torch.randn(batch, 1, *patch), torch.randint(classes, (batch, 1, *patch))
     trial = Trial(
         Work(network, DiceCrossEntropy(), partial(torch.optim.AdamW, lr=1e-3), image, label), choice

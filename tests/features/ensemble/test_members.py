@@ -183,7 +183,9 @@ def test_a_smaller_number_refuses_trained_members_and_forgets_those_that_never_b
     assert members.train(found, [{}]) == DONE and not waiting.exists()
     waiting.mkdir()
     (waiting / "last.ckpt").touch()
-    with pytest.raises(ValueError, match=r"members/3 is a member of an earlier start: --members 1 leaves it out"):
+    with pytest.raises(
+        ValueError, match=r"members/3 is a member of an earlier start: --members 1 leaves it out"
+    ):
         members.train(found, [{}])
 
 

@@ -89,7 +89,7 @@ def swap_convs(
         where: regular expression; only layers whose dotted name it matches (`re.search`) are swapped.
         share: of each layer's output channels; the others stay plain.
         spacing_mm: voxel size of the network's input, for convolutions sampled in mm. Each layer gets the
-            voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
+            voxel size of its own grid, times its dilation, as `spacing_mm` and `scale`; needs `example`.
         example: a typical input (batch, channels, *spatial); a `NetworkConversion` needs it, too.
     Raises:
         ValueError: nothing could be swapped, or `conv` refuses a layer (named in the message; earlier
@@ -154,6 +154,8 @@ def _swap_layers(
             reason = "sharing its weight"
         if reason is None and grids is not None and name not in grids:
             reason = "unused"
+        if reason is None and grids is not None and not grids[name]:
+            reason = "of other dimensions"
         if reason is not None:
             report.kept[name] = reason
             continue
@@ -199,10 +201,13 @@ def _convert_network(network: nn.Module, conversion: NetworkConversion, example:
 def _grids(
     network: nn.Module, spacing_mm: Sequence[float], example: Tensor | None
 ) -> dict[str, dict[str, Any]]:
-    """For each convolution the voxel size of its grid, and how much coarser that is than the input's.
+    """For each convolution the distances of its taps, and how much larger they are than the input's voxels.
+
+    Taps are as far apart as the voxels of the layer's grid, times its dilation.
 
     Returns:
-        Name of a layer to the arguments `spacing_mm` and `scale`; layers that did not run are missing.
+        Name of a layer to the arguments `spacing_mm` and `scale`; layers that did not run are missing, and
+        those with another number of spatial axes are empty.
     """
     if example is None or example.ndim != len(spacing_mm) + 2:
         shape = None if example is None else tuple(example.shape)
@@ -220,13 +225,19 @@ def _grids(
                 lambda _, args, name=name: sizes.setdefault(name, args[0].shape[2:]) and None
             )
     copy(example)
-    grids = {}
+    grids: dict[str, dict[str, Any]] = {}
     for name, size in sizes.items():
+        if len(size) != len(spacing_mm):
+            grids[name] = {}
+            continue
+        dilation: Sequence[int] = copy.get_submodule(name).dilation  # type: ignore[assignment]
         layer_mm = []
-        for image_voxels, layer_voxels, mm in zip(example.shape[2:], size, spacing_mm, strict=True):
+        for image_voxels, layer_voxels, mm, apart in zip(
+            example.shape[2:], size, spacing_mm, dilation, strict=True
+        ):
             # how many voxels of the image one voxel of the layer's input spans
             step = max(1, round(image_voxels / layer_voxels))
-            layer_mm.append(mm * step)
+            layer_mm.append(mm * step * apart)
         grids[name] = {"spacing_mm": tuple(layer_mm), "scale": min(layer_mm) / min(spacing_mm)}
     return grids
 

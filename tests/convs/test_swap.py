@@ -167,6 +167,30 @@ def test_each_layer_gets_the_spacing_of_its_own_grid():
     assert by_name["encoder.2.3"] == ((2.0, 2.0, 4.0), 4.0)
 
 
+def test_taps_of_a_dilated_layer_are_as_far_apart_as_it_says():
+    """In slices of 2 mm, two voxels of 1 mm apart within them: a ball is that of even voxels."""
+    network = nn.Sequential(nn.Conv3d(1, 1, 3, padding=(1, 2, 2), dilation=(1, 2, 2)))
+    swap_convs(network, ball, spacing_mm=(2.0, 1.0, 1.0), example=torch.zeros(1, 1, 8, 16, 16))
+    assert int((network[0].weight[0, 0] != 0).sum()) == 19
+
+
+def test_a_layer_of_other_dimensions_stays():
+    """Such as a gate over the channels, one axis in a network of three."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv3d(1, 4, 3, padding=1)
+            self.gate = nn.Conv1d(1, 1, 3, padding=1)
+
+        def forward(self, x):
+            features = self.conv(x)
+            return features * self.gate(features.mean((2, 3, 4))[:, None])[:, 0, :, None, None, None]
+
+    report = swap_convs(Gated(), ball, spacing_mm=(1.0, 1.0, 1.0), example=torch.zeros(1, 1, 8, 8, 8))
+    assert report.swapped == ["conv"] and report.kept == {"gate": "of other dimensions"}
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [

@@ -39,7 +39,7 @@ from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.training.distributed import batch_size_per_process
+from medconv.training.distributed import batch_size_per_process, samples_per_epoch
 from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NO_EARLIER_PLAN, derived_values, make_plan
 from medconv.utils import signals
@@ -452,7 +452,7 @@ def build_data(
         ),
         LoaderSettings(
             batch_size=batch_size_per_process(config),
-            samples_per_epoch=data.samples_per_epoch,
+            samples_per_epoch=samples_per_epoch(config),
             num_workers=data.num_workers,
             prefetch_factor=data.prefetch_factor,
             persistent_workers=data.persistent_workers,

@@ -211,14 +211,26 @@ def batch_size_per_process(config: RunConfig) -> int:
     return global_batch_size // num_processes
 
 
+def samples_per_epoch(config: RunConfig) -> int:
+    """`data.samples_per_epoch`, up to whole optimizer steps.
+
+    Lightning steps at the end of an epoch, on as few batches as are left, whose gradients are smaller.
+    """
+    step = _global_batch_size(config) * config.trainer.accumulate_grad_batches
+    return math.ceil((config.data.samples_per_epoch or 1) / step) * step
+
+
 def batches_per_epoch(config: RunConfig) -> int:
     """Global batches of an epoch, as Lightning counts them, of a config with its `data.samples_per_epoch`."""
-    samples = config.data.samples_per_epoch or 1
-    batches = math.ceil(samples / (batch_size_per_process(config) * processes(config.trainer)))
+    batches = samples_per_epoch(config) // _global_batch_size(config)
     limit = config.trainer.limit_train_batches  # a whole number of batches, or a share of them
     if limit is None:
         return batches
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def _global_batch_size(config: RunConfig) -> int:
+    return batch_size_per_process(config) * processes(config.trainer)
 
 
 def has_parts(config: RunConfig) -> bool:

@@ -10,7 +10,6 @@ Its stages, in their order:
 """
 
 import logging
-import math
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -301,10 +300,7 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     if data.global_batch_size is None:  # that of the run to resume
         data = replace(data, global_batch_size=folder.global_batch_size())
     size = batch_size_per_process(replace(resolved, data=data)) * processes(resolved.trainer)
-    accumulated = resolved.trainer.accumulate_grad_batches
-    if accumulated > 1:  # Lightning steps at the end of an epoch, on as few batches as are left
-        num_samples = math.ceil(num_samples / (size * accumulated)) * size * accumulated
-    return replace(resolved, data=replace(data, global_batch_size=size, samples_per_epoch=num_samples))
+    return replace(resolved, data=replace(data, global_batch_size=size))
 
 
 def _tuned(config: RunConfig, keys: Sequence[str], folder: RunDir) -> RunConfig:

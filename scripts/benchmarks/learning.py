@@ -61,6 +61,7 @@ VARIANTS = {
 # What is trained before a variant, on the same cases, for the weights that it begins with; no variant itself
 BEFORE = {"acs, from 2D": ["data.spatial_dims=2", "data.batch_size=16"]}
 CHANNELS = [16, 32, 64, 128]
+DATA = ["data=auto"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_layout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data", nargs="+", default=["data=auto"], metavar="KEY=VALUE", help="how the folder is read"
-    )
+    parser.add_argument("--data", nargs="+", default=DATA, metavar="KEY=VALUE", help="how the folder is read")
 
 
 def cases_of(options: argparse.Namespace) -> tuple[Case, ...]:
@@ -118,7 +117,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     if options.group_pattern:
         found = grouped(found, options.group_pattern)
     for cases in options.cases:
-        _write_splits(found, cases, options.seeds, output)
+        _write_splits(found, cases, options.seeds, _splits(output, cases, options))
     jobs = list(product(options.cases, range(options.seeds), options.variants))
     with ThreadPoolExecutor(options.jobs) as pool:
         work = [pool.submit(_train, *job, options, output) for job in jobs]
@@ -150,7 +149,9 @@ def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
             {
                 "benchmark": "learning",
                 "data": options.root.name,
-                "case": ", ".join([f"{cases} training cases", f"{options.steps} steps", *options.set]),
+                "case": ", ".join(
+                    [f"{cases} training cases", f"{options.steps} steps", *_read_as(options), *options.set]
+                ),
                 "variant": variant,
                 "reference": PLAIN,
                 "dice": float(dice.mean()),
@@ -170,9 +171,16 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def _folder(output: Path, cases: str, options: argparse.Namespace) -> Path:
-    changed = [*options.set, *([] if options.channels == CHANNELS else [f"channels {options.channels}"])]
+    channels = [] if options.channels == CHANNELS else [f"channels {options.channels}"]
+    changed = [*options.set, *channels, *_read_as(options)]
     others = [short_hash(sorted(changed))] if changed else []
     return output / "-".join([cases, str(options.steps), *others])
+
+
+def _read_as(options: argparse.Namespace) -> list[str]:
+    """How the folder is read and its cases are grouped, where it is not the default."""
+    layout = [] if options.data == DATA else options.data
+    return [*layout, *([f"grouped by {options.group_pattern}"] if options.group_pattern else [])]
 
 
 def slug(variant: str) -> str:
@@ -201,7 +209,7 @@ def _run(
         "train",
         *_data_settings(options),
         f"data.cache_dir={output / 'prepared'}",
-        f"data.splits_file={_splits(output, cases)}",
+        f"data.splits_file={_splits(output, cases, options)}",
         f"data.fold={seed}",
         "data.batch_size=2",
         "data.samples_per_epoch=1000000",
@@ -226,11 +234,12 @@ def _run(
         log.error("%s failed: %s", folder, done.stderr.strip()[-500:])
 
 
-def _splits(output: Path, cases: str) -> Path:
-    return output / f"splits-{cases}.json"
+def _splits(output: Path, cases: str, options: argparse.Namespace) -> Path:
+    others = [short_hash(_read_as(options))] if _read_as(options) else []
+    return output / f"{'-'.join(['splits', cases, *others])}.json"
 
 
-def _write_splits(found: Sequence[Case], cases: str, seeds: int, output: Path) -> None:
+def _write_splits(found: Sequence[Case], cases: str, seeds: int, path: Path) -> None:
     """Fold 0's validation cases always; of its training cases a draw for each seed, which is the split's
     number.
 
@@ -245,7 +254,7 @@ def _write_splits(found: Sequence[Case], cases: str, seeds: int, output: Path) -
         for seed in range(seeds)
     ]
     splits = [{"train": draw, "val": [case.id for case in val]} for draw in draws]
-    _splits(output, cases).write_text(json.dumps(splits))
+    path.write_text(json.dumps(splits))
 
 
 def summary(folder: Path) -> dict[str, Any]:

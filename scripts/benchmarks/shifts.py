@@ -16,6 +16,7 @@ from benchmarks import learning
 from benchmarks.results import Row, table
 from medconv.data.case import Case
 from medconv.data.case_files import label_of
+from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_image
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import mean
@@ -110,7 +111,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         raise ValueError(f"{options.runs}: no finished training; benchmark.py learning makes some")
     scores: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for variant, seed, folder in track(runs, "predicting"):
-        predict = medconv.load(folder, progress=False)
+        predict = medconv.load(folder, trusted=["benchmarks"], progress=False)
         validated = sorted(learning.summary(folder)["val/cases"])[: options.cases]
         for shift in options.shifts:
             dice = {name: _dice(predict, cases[name], SHIFTS[shift]) for name in validated}
@@ -144,7 +145,9 @@ def show(rows: Sequence[Row]) -> str:
 def _dice(predict: Predictor, case: Case, shift: Callable[[Pair], Pair]) -> float:
     """The mean over the classes, as in validation."""
     image, grid = read_image(case.images)
-    label, _ = label_of(case)
+    label, label_grid = label_of(case)
+    assert case.label is not None
+    label = on_grid(label, case.images[0], grid, case.label, label_grid)
     moved, reference = shift((image, label))
     targets = predict.targets
     assert isinstance(targets, SegmentationTargets)

@@ -126,7 +126,9 @@ def run(options: argparse.Namespace) -> list[Row]:
     if options.plot:
         for name in dict.fromkeys(row["set"] for row in rows):
             _draw([row for row in rows if row["set"] == name], options.plot / f"{name}.svg")
-        _draw([row for row in rows if row["score"] == "val/dice"], options.plot / "all.svg")
+        of_label_maps = [row for row in rows if row["score"] == "val/dice"]
+        if of_label_maps:
+            _draw(of_label_maps, options.plot / "all.svg")
     return rows
 
 

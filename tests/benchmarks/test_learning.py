@@ -1,5 +1,6 @@
 """scripts/benchmarks/learning.py: trainings are compared case by case."""
 
+import argparse
 import csv
 import json
 from statistics import fmean
@@ -52,10 +53,24 @@ def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
     assert rows[0]["difference"] == 0 and rows[1]["million_weights"] < rows[0]["million_weights"]
 
 
+def test_trainings_on_data_that_are_read_otherwise_have_other_folders(tmp_path):
+    """Else those of a leaky split would count for a split by patients."""
+
+    def folders(*arguments):
+        parser = argparse.ArgumentParser()
+        learning.add_arguments(parser)
+        options = parser.parse_args(["--root", "ACDC", *arguments])
+        return learning._folder(tmp_path, "10", options), learning._splits(tmp_path, "10", options)
+
+    assert folders() == (tmp_path / "10-300", tmp_path / "splits-10.json")
+    all_folders = [folders(), folders("--group-pattern", r"p\d+"), folders("--data", "data=msd", "data.x=1")]
+    assert len({folder for folder, _ in all_folders}) == len({splits for _, splits in all_folders}) == 3
+
+
 def test_cases_of_a_patient_stay_together(tmp_path):
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
     cases = grouped(dataset_json.auto(dataset).cases, r"case_(?=[02468]$)|\w+")
-    learning._write_splits(cases, "all", 2, tmp_path)
+    learning._write_splits(cases, "all", 2, tmp_path / "splits-all.json")
     splits = json.loads((tmp_path / "splits-all.json").read_text())
     held_out = {case for split in splits for case in split["val"]}
     assert len(splits) == 2 and held_out

@@ -38,7 +38,15 @@ def test_every_shift_keeps_the_shape(name):
 def test_networks_are_compared_under_a_shift(monkeypatch, tmp_path):
     commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
-    arguments = ["--root", str(dataset), "--output", str(tmp_path / "runs"), "--variants", "plain", "ball"]
+    arguments = [
+        "--root",
+        str(dataset),
+        "--output",
+        str(tmp_path / "runs"),
+        "--variants",
+        "plain",
+        "rates by tap",
+    ]
     arguments += ["--cases", "3", "--seeds", "1", "--steps", "2", "--channels", "8", "16", "16"]
     trained = benchmark(monkeypatch, tmp_path, "learning", *arguments)
     (folder,) = (tmp_path / "runs/data").glob("3-2-*")
@@ -47,8 +55,8 @@ def test_networks_are_compared_under_a_shift(monkeypatch, tmp_path):
     assert [(row["variant"], row["case"]) for row in rows] == [
         ("plain", "none"),
         ("plain", "mirrored"),
-        ("ball", "none"),
-        ("ball", "mirrored"),
+        ("rates by tap", "none"),
+        ("rates by tap", "mirrored"),
     ]
     assert rows[0]["dice"] == pytest.approx(trained[0]["dice"], abs=1e-3)
     assert rows[1]["dice"] != rows[0]["dice"]

@@ -12,7 +12,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers import clock, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -347,8 +346,6 @@ def test_an_epoch_is_whole_optimizer_steps(dataset, tmp_path):
     """Lightning steps at the end of each epoch, however few batches are left (Lightning#19987, #21808)."""
     settings = ["data.samples_per_epoch=4", "trainer.accumulate_grad_batches=3", "trainer.max_steps=2"]
     tiny.train(dataset, tmp_path / "run", *settings)
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert config["data"]["samples_per_epoch"] == 3 * config["data"]["batch_size"]
     checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"]
     assert (checkpoint["global_step"], batches) == (2, 6)

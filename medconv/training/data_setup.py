@@ -15,7 +15,8 @@ from medconv import config as configs
 from medconv import doors
 from medconv.config import ConfigError, DataConfig, Derived, Node, RunConfig
 from medconv.data import left_right, per_case, splits
-from medconv.data.case import Case, Dataset
+from medconv.data.case import Case, Dataset, Grid
+from medconv.data.io.images import shape_and_affine
 from medconv.data.io.raster import are_picture_channels, check_ignored
 from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
 from medconv.data.loading.patch import PatchShape
@@ -120,6 +121,10 @@ def find_data(data: DataConfig) -> Dataset:
     if data.annotated is not None:
         dataset = per_case.with_annotated(dataset, data.annotated)
     if data.missing is not None:
+        if dataset.targets.family.own("whole_images"):
+            raise ConfigError(
+                f"data.missing={data.missing}: networks of whole images do not learn to do without channels"
+            )
         dataset = per_case.with_missing_channels(dataset, data.missing)
     if data.case_weights is not None:
         dataset = per_case.with_weights(dataset, data.case_weights)
@@ -172,7 +177,7 @@ def prepare_data(
         )
     # Only now it is known whether headers have lost the spacing, and which cases are invalid or twice there
     source_spacing_mm = data.source_spacing_mm or assumed_spacing(measured.shapes, measured.spacings_mm)
-    if source_spacing_mm != data.source_spacing_mm:
+    if source_spacing_mm and source_spacing_mm != data.source_spacing_mm:
         measured = measured.at_spacing(source_spacing_mm)
         dataset = per_case.with_source_spacing(dataset, source_spacing_mm)
         split = split_cases(dataset, data)
@@ -190,6 +195,8 @@ def prepare_data(
     if any(case.annotated is not None or case.weight != 1 for case in dataset.cases):
         per_case.check_annotated(split.train, dataset, pairs)
         log_annotated_and_weights(split.train, dataset)
+    if data.convention == "nnunet" and not (data.spacing_mm and data.patch_size):
+        _check_stored_axes(dataset)
     # All cases count for the plan and for the statistics of intensities: folds share the store
     planned = make_plan(config, dataset, measured, earlier_plan)
     log.info("%s", table(planned.rows))
@@ -224,13 +231,19 @@ def prepare_data(
 def _without_skipped(
     dataset: Dataset, split: DataSplit, skipped: Mapping[str, str], data: DataConfig
 ) -> tuple[Dataset, DataSplit]:
-    """Dataset and split without invalid cases. Raises: ConfigError: no training case is left."""
+    """Dataset and split without invalid cases.
+
+    Raises: ConfigError: no case is left to train on, or to validate where there was one.
+    """
+    had_validation = bool(split.val)
     lines = "".join(f"\n  case {case}: {error}" for case, error in skipped.items())
     log.warning("data.on_invalid_case=skip skips %d of %d cases%s", len(skipped), len(dataset.cases), lines)
     valid_cases = tuple(case for case in dataset.cases if case.id not in skipped)
     split = splits.drop_cases(split, skipped)
     if not split.train:
         raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
+    if had_validation and not split.val:
+        raise ConfigError(f"data.fold={data.fold}: no case is left to validate, all of its cases are invalid")
     return replace(dataset, cases=valid_cases), split
 
 
@@ -250,6 +263,18 @@ def _draws_by_weight(config: RunConfig) -> bool:
     data, sampler = config.data, config.sampler
     is_default = sampler.get("_target_") is None or sampler.get("by_weight", False) is None
     return data.case_weights is None and not data.balanced_sampling and is_default
+
+
+def _check_stored_axes(dataset: Dataset) -> None:
+    """Raises: ConfigError: a plan has axes right, anterior, superior, but a case has another order."""
+    for case in dataset.cases:
+        grid = Grid.of(*shape_and_affine(case.images[0]))
+        if list(grid.canonical_axes[:, 0]) != [0, 1, 2]:
+            raise ConfigError(
+                f"data.convention=nnunet leaves axes as stored, here {grid.orientation} ({case.images[0]}), "
+                "but a plan has them in the order right, anterior, superior: set data.spacing_mm and "
+                "data.patch_size, or data.convention=nnunet_ras, which reorients"
+            )
 
 
 def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:
@@ -329,10 +354,12 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     """The split without training images that are also in validation or test.
 
     Args: measured: of all cases of `dataset`.
-    Raises: ValueError: a class without examples, or as the targets' family says.
+    Raises: ValueError: no training case, a class without examples, or as the targets' family says.
     """
     # strict=False: there are no contents if all images are constant
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
+    if not split.train:
+        raise ConfigError(f"data.fold={data.fold}: no case to train on, all are in validation or test")
     split = splits.drop_duplicates(split, contents)
     if split.train[0].values is not None:
         splits.check_examples(split, dataset.targets, _remedy(split, data))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers import tiny
@@ -45,11 +46,50 @@ from medconv.training.data_setup import build_data, prepare_data
             r"data\.balanced_sampling=true draws each class",
         ),
         ({}, ["data.num_folds=10"], "no validation case has class"),
+        ({}, ["data.missing=allow"], r"data\.missing=allow: networks of whole images do not learn"),
     ],
 )
 def test_invalid_settings_are_errors(tmp_path, sizes, overrides, message):
     with pytest.raises(ValueError, match=message):
         data_setup.prepare_data(checked(write(tmp_path / "data", **sizes), *overrides))
+
+
+def test_a_fold_keeps_a_case_to_train_on_and_one_to_validate(tmp_path):
+    """Of two cases in two folds one is invalid, which is skipped; or none is left for training."""
+    dataset = tiny.write_dataset(tmp_path / "data", 2)
+    settings = ["data.num_folds=2", "data.on_invalid_case=skip", f"data.cache_dir={tmp_path}/cache"]
+    (dataset / "imagesTr/case_1.nii.gz").write_bytes(b"")
+    messages = set()
+    for fold in (0, 1):
+        with pytest.raises(ConfigError, match=f"data.fold={fold}: no case is left to") as error:
+            prepare_data(tiny.checked(dataset, *settings, f"data.fold={fold}"))
+        messages.add(str(error.value).split(": ")[1])
+    assert len(messages) == 2
+    (tmp_path / "splits.json").write_text('[{"train": [], "val": ["case_0"]}]')
+    with pytest.raises(ConfigError, match="no case to train on"):
+        more = ["data.splits_file=" + str(tmp_path / "splits.json"), "data.on_invalid_case=raise"]
+        tiny_volumes(tmp_path / "valid", 2)
+        prepare_data(tiny.checked(tmp_path / "valid", *settings, *more))
+
+
+def test_axes_as_stored_need_a_plan_of_their_own(tmp_path):
+    """Spacing and patch are planned for axes from right to left, back to front, bottom to top."""
+    root = tiny.write_dataset(tmp_path / "data", 3)
+    for path in root.glob("*Tr/*.nii.gz"):
+        image = nib.load(path)
+        turned = nib.orientations.axcodes2ornt("PIR")
+        change = nib.orientations.ornt_transform(nib.io_orientation(image.affine), turned)
+        nib.save(image.as_reoriented(change), path)
+    settings = ["data.convention=nnunet", f"data.cache_dir={tmp_path}/cache"]
+    with pytest.raises(ConfigError, match=r"here PIR \(.*case_\d\.nii\.gz\), but a plan has them"):
+        prepare_data(tiny.checked(root, *settings))
+    sizes = ["data.spacing_mm=[1,1,1]", "data.patch_size=[8,8,8]"]
+    assert prepare_data(tiny.checked(root, *settings, *sizes)).plan.patch_size == (8, 8, 8)
+
+
+def test_no_stated_spacing_is_as_none(dataset, tmp_path):
+    settings = ["data.source_spacing_mm={}", f"data.cache_dir={tmp_path}"]
+    assert not prepare_data(tiny.checked(dataset, *settings)).source_spacing_mm
 
 
 def test_resize_scales_pictures_of_different_sizes(tmp_path):

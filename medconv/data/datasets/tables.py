@@ -136,7 +136,7 @@ def row_ids(
         ValueError: as `ids_of`.
     """
     if "case" in header and "case" not in used_columns:
-        case_ids = [row["case"] for row in rows]
+        case_ids = [unicodedata.normalize("NFC", row["case"]) for row in rows]  # as `stem`
         are_valid = len(set(case_ids)) == len(case_ids) and not any(id_error(case) for case in case_ids)
         if are_valid or path_column not in header:
             return case_ids

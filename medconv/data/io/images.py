@@ -268,7 +268,7 @@ def read_label(
         grid = _grid_of_mask(path, like or path)
     else:
         array, grid = _read_no_image(path, like) or read_array(path)
-    if array.size != np.prod(grid.shape):
+    if [n for n in array.shape if n != 1] != [n for n in grid.shape if n != 1]:
         raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
     if array.dtype.kind == "f":
         array = _whole_numbers(path, array)
@@ -311,8 +311,8 @@ def _read_no_image(path: Path, like: Path | None) -> tuple[np.ndarray, Grid] | N
     return None if label is None else (label, grid)
 
 
-def label_names(path: Path) -> dict[int, str]:
-    """The names that a label file states of its values; empty: none, or the file cannot be read.
+def label_names(path: Path) -> dict[int, str] | None:
+    """The names that a label file states of its values; empty: none; None: it cannot be read.
 
     An error of the file is reported where its voxels are read.
     """
@@ -322,7 +322,7 @@ def label_names(path: Path) -> dict[int, str]:
         names = format_of(path).names
         return {value: name for value, name in (names(path) if names else {}).items() if value > 0 and name}
     except (ValueError, OSError):
-        return {}
+        return None
 
 
 def _grid_of_mask(path: Path, like: Path) -> Grid:

@@ -91,14 +91,15 @@ def _text(foreground: tuple[int, ...]) -> str:
 
 
 def names_of(files: Mapping[str, Path | None]) -> dict[str, Names]:
-    """The names that each label file states, by case; empty: the first ones state none.
+    """The names that each readable label file states, by case; empty: the first ones state none.
 
     Args: files: case to its label file; None: it has none.
     """
     present = {case: path for case, path in files.items() if path is not None}
     if not any(label_names(path) for path in islice(present.values(), _NUM_FILES_READ)):
         return {}
-    return {case: label_names(path) for case, path in present.items()}
+    found = {case: label_names(path) for case, path in present.items()}
+    return {case: names for case, names in found.items() if names is not None}
 
 
 def class_names_of(names: Mapping[str, Names]) -> tuple[str, ...]:
@@ -218,17 +219,24 @@ def _key(name: str) -> str:
     return " ".join(name.replace("_", " ").casefold().split())
 
 
-def contradictions(path: Path, relabel: Relabel | None, class_names: Sequence[str]) -> list[str]:
+def contradictions(
+    path: Path, relabel: Relabel | None, class_names: Sequence[str], annotated: Sequence[int] | None
+) -> list[str]:
     """Errors of a label file whose values have names of other classes than those that they are read as.
 
     Args:
         relabel: how the file is read, see `Case.relabel`.
         class_names: by label value.
+        annotated: the values that the case has examples of, as `Case.annotated`; other names are not its own.
     """
-    values = {_key(name): value for value, name in enumerate(class_names)}
+    values = {
+        _key(name): value
+        for value, name in enumerate(class_names)
+        if annotated is None or not value or value in annotated
+    }
     new_values = None if relabel is None else dict(relabel)
     errors = []
-    for value, name in sorted(label_names(path).items()):
+    for value, name in sorted((label_names(path) or {}).items()):
         expected = values.get(_key(name))
         actual = value if new_values is None else new_values.get(value)
         if expected is not None and actual is not None and actual != expected:

@@ -227,7 +227,9 @@ def label_names(path: Path) -> dict[int, str]:
     header: Any = read_header(path).header
     names: dict[int, str] = {}
     for extension in getattr(header, "extensions", ()):  # MGH has none
-        text = extension.get_content()
+        text = getattr(extension, "content", None)  # bytes; nibabel before 5.3 has them by its method alone
+        if text is None:
+            text = extension.get_content()
         if not isinstance(text, bytes) or b"<LabelTable" not in text or b"<!ENTITY" in text:
             continue
         with suppress(ElementTree.ParseError, ValueError):  # an extension of another program

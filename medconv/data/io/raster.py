@@ -5,9 +5,9 @@ the second down, and it shows a patient as viewers of DICOM do: rows go to the l
 """
 
 import struct
-import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +24,7 @@ COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#c
 PIXEL_MM = (1.0, 1.0)  # a picture's, for want of another
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 # What Pillow raises for damaged files
-_DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, LookupError, MemoryError, struct.error, zlib.error)
 # Types of grey values by Pillow's mode
 _GREY = {
     "1": np.uint8,
@@ -47,6 +37,7 @@ _GREY = {
 }
 _EXIF_ORIENTATION = 0x0112
 _SWAPS_SIDES = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_IMAGE_WIDTH = 256  # TIFF tag
 _SAMPLE_FORMAT = 339  # TIFF tag: 1 unsigned, 2 signed
 _SIGNED = 2
 _PHOTOMETRIC = 262  # TIFF tag: 0 where the lowest value is white
@@ -93,7 +84,10 @@ def size(path: Path) -> tuple[int, int]:
         ValueError: as `read`.
     """
     with _opened(path) as image:
-        if image.getexif().get(_EXIF_ORIENTATION, 1) in _SWAPS_SIDES:
+        is_turned = image.getexif().get(_EXIF_ORIENTATION, 1) in _SWAPS_SIDES
+        # Pillow says the size of a TIFF as it is after the turn
+        stored_width = getattr(image, "tag_v2", {}).get(_IMAGE_WIDTH, image.width)
+        if is_turned and stored_width == image.width:
             return image.height, image.width
         return image.width, image.height
 
@@ -229,13 +223,26 @@ def write_picture(path: Path, pixels: np.ndarray) -> None:
     Image.fromarray(pixels).save(path, format="PNG", compress_level=1)
 
 
-def _opened(path: Path) -> Image.Image:
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     nifti.check_readable(path)
-    problem = f"{path}: not a readable PNG, JPEG, TIFF or GIF file"
-    with explained(problem, *_DAMAGED), warnings.catch_warnings():
-        # Large pathology slides are not an attack
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return Image.open(path, formats=("PNG", "JPEG", "TIFF", "GIF"))
+    # Not by its name, by which Pillow maps uncompressed pixels, in the wrong order if a TIFF is turned
+    with path.open("rb") as file:
+        with explained(f"{path}: not a readable PNG, JPEG, TIFF or GIF file", *_DAMAGED), _of_any_size():
+            image = Image.open(file, formats=("PNG", "JPEG", "TIFF", "GIF"))
+        nifti.check_memory(path, image.size)
+        with image:
+            yield image
+
+
+@contextmanager
+def _of_any_size() -> Iterator[None]:
+    """Inside, Pillow takes no large picture, such as a slide of pathology, for an attack."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 def _upright(path: Path) -> Image.Image:

@@ -218,6 +218,8 @@ def _declared(dataset: Dataset) -> list[Any]:
         if case.soft_label is not None:
             declared_of_label = case.soft_label.declared(case)
             statements[case.id] = [case.source_spacing_mm, case.relabel, *declared_of_label]
+        if case.missing_channels:
+            statements[case.id] = [*statements.get(case.id, []), case.missing_channels]
     declared: list[Any] = [] if dataset.targets.ignore is None else [dataset.targets.ignore]
     own_labels = dataset.targets.family.own("labels")
     settings = own_labels and own_labels.settings(dataset.targets)

@@ -204,7 +204,7 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         if path is None:
             continue
         report.warnings += header_doubts(path)
-        report.errors += contradictions(path, relabel, dataset.class_names)
+        report.errors += contradictions(path, relabel, dataset.class_names, case.annotated)
         if is_picture(path) and is_picture(case.images[0]):
             report.warnings += turn_doubts(case.images[0], path)
     if structures_of(case.label):

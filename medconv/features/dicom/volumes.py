@@ -21,7 +21,8 @@ from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 Volume = list[Frame]
-_SAME_POSITION_MM = 0.01  # positions closer than this are equal
+# Positions closer than this are equal, or than a tenth of a pixel, which may be 9 micrometres
+_SAME_POSITION_MM = 0.01
 _MAX_UNEVEN = 0.1  # largest deviation from an even grid, as share of the slice distance
 _JPEG_12_BIT = "1.2.840.10008.1.2.4.51"  # GDCM and Pillow read it with 8 bits only
 _AXIAL = (1, 0, 0, 0, 1, 0)  # orientation of projections, which have none
@@ -176,7 +177,8 @@ def _by_position(frames: Sequence[Frame]) -> list[Volume]:
     distance_mm = _positions_mm(frames) @ np.cross(along_row, along_column)
     order = np.argsort(distance_mm, kind="stable")
     steps = np.diff(distance_mm[order])
-    starts = np.flatnonzero(steps > _SAME_POSITION_MM) + 1
+    same_mm = min([_SAME_POSITION_MM, *(0.1 * mm for mm in frames[0].spacing_mm or ())])
+    starts = np.flatnonzero(steps > same_mm) + 1
     return [[frames[index] for index in indices] for indices in np.split(order, starts)]
 
 

@@ -7,7 +7,6 @@ from inspect import signature
 from typing import Any
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import build_dataset
 from medconv.data.datasets.dataset_json import auto, msd, nnunet
 from medconv.data.datasets.folder import folder
 from medconv.data.datasets.tables import spelling_error
@@ -54,16 +53,13 @@ def joined(entries: Mapping[str, Mapping[str, Any]] | None) -> Dataset:
         cases += _renumbered_cases(name, dataset, class_names, ignore)
         for case_id, error in dataset.errors.items():
             errors[f"{name}_{case_id}"] = error
-    first_file = next(path for case in cases for path in case.files)
-    return build_dataset(
+    return Dataset(  # each of them has matched its label values and names
         name="_".join(datasets),
-        cases=cases,
+        cases=tuple(sorted(cases, key=lambda case: case.id)),
         class_names=class_names,
         targets=LabelMapTargets.of_classes(class_names, ignore),
         modalities=modalities,
-        path=first_file.parent,
         errors=errors,
-        label_names={},  # each dataset has matched its own
     )
 
 

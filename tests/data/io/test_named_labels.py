@@ -152,6 +152,28 @@ def test_references_are_matched_by_name(tmp_path):
     assert evaluation.result["mean"]["dice"] == 1
 
 
+def test_the_table_of_workbench_is_read_by_its_own_code(tmp_path):
+    """nibabel knows no content of extensions with codes of 18 and more."""
+    path = save_nifti(tmp_path / "a.nii.gz", {1: "liver"})
+    image = nib.load(path)
+    (extension,) = image.header.extensions
+    image.header.extensions[:] = [Nifti1Extension(30, extension.content)]
+    nib.save(image, path)
+    assert label_names(path) == {1: "liver"}
+
+
+def test_a_damaged_label_file_leaves_the_others_their_names(tmp_path):
+    """It is an error of its case, not of all."""
+    kinds = ({1: "liver", 2: "spleen"}, {1: "spleen", 2: "liver"}, {1: "liver", 2: "spleen"})
+    images, labels = write(tmp_path, *kinds, nifti=True)
+    damaged = tmp_path / "labels/2.nii.gz"
+    damaged.write_bytes(b"")
+    dataset = folder(images, labels, class_names=["background", "liver", "spleen"])
+    assert [case.relabel is None for case in dataset.cases] == [False, False, True]
+    ((error,),) = check(dataset, 1, skip=True).errors.values()
+    assert str(damaged) in error
+
+
 @pytest.mark.parametrize("text", ["<LabelTable>", "<LabelTable><Label Key='x'/></LabelTable>", "no XML"])
 def test_other_extensions_state_no_names(tmp_path, text):
     image = nib.Nifti1Image(LABEL, AFFINE)

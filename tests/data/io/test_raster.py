@@ -39,6 +39,24 @@ def as_seen(volume):
     return np.array([[volume[x, y, 0] for x in range(volume.shape[0])] for y in range(volume.shape[1])])
 
 
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+@pytest.mark.parametrize("pixels", [GREY, GREY.astype(np.uint16) * 200])
+def test_a_turned_tiff_is_read_upright(tmp_path, compression, pixels):
+    """Pillow turns it itself, and maps uncompressed pixels in the wrong order where it is given a name."""
+    path = save(tmp_path / "a.tif", pixels, compression=compression, tiffinfo={0x0112: 6})
+    upright = np.rot90(pixels, -1)
+    assert raster.size(path) == upright.T.shape == (4, 6)
+    np.testing.assert_array_equal(as_seen(read_image([path])[0][0]), upright)
+    mask = save(tmp_path / "m.tif", pixels // 200, compression=compression, tiffinfo={0x0112: 6})
+    np.testing.assert_array_equal(as_seen(read_label(mask)[0]), upright // 200)
+
+
+def test_a_picture_of_200_megapixels_is_no_attack(tmp_path):
+    limit = Image.MAX_IMAGE_PIXELS
+    path = save(tmp_path / "slide.png", Image.new("1", (20_000, 10_000)))
+    assert raster.size(path) == (20_000, 10_000) and limit == Image.MAX_IMAGE_PIXELS
+
+
 @pytest.mark.parametrize(
     ("name", "pixels"),
     [

@@ -248,6 +248,16 @@ def test_the_fingerprint_file_describes_the_dataset(tmp_path):
     np.testing.assert_allclose(content["class_volumes_ml"], voxels * 1.0 * 1.5 * 2.0 / 1000)
 
 
+def test_a_store_knows_which_channels_a_case_lacks(tmp_path):
+    """In another order of channels its files are the same, and belong elsewhere."""
+    dataset = tiny(tmp_path, 2)
+    names = set()
+    for missing in ((), (0,), (1,)):
+        cases = (dataset.cases[0], replace(dataset.cases[1], missing_channels=missing))
+        names.add(dataset_cache._store_name(replace(dataset, cases=cases), preprocessing_config()))
+    assert len(names) == 3
+
+
 def test_skip_leaves_out_faulty_cases(tmp_path, monkeypatch):
     expected = cached_fingerprint(tiny(tmp_path / "two", 2), tmp_path / "a", 1)[0]
     dataset, folder = tiny(tmp_path / "three", 3), tmp_path / "b"

@@ -1,5 +1,6 @@
 """medconv/features/joined/layout.py: datasets with labels of their own, by the names of their classes."""
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers.volumes import (
@@ -12,8 +13,11 @@ from helpers.volumes import (
     write_msd,
     write_nnunet,
 )
+from nibabel.nifti1 import Nifti1Extension
 
 from medconv.data.case_files import label_of
+from medconv.data.io.label_values import contradictions
+from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.examine import examine
@@ -107,6 +111,56 @@ def test_a_wrong_entry_is_named(two, changes, words):
         two[name] = {**two[name], **change} if renames else change
     with pytest.raises(ValueError, match=f"^{words}"):
         joined(two)
+
+
+def test_masks_of_0_and_255_are_joined_in_any_order(tmp_path):
+    """Each dataset has matched its own values."""
+    mask = np.zeros((8, 8), np.uint8)
+    mask[2:5, 2:6] = 1
+    for name, factor in (("polyp", 1), ("tool", 255), ("again", 255)):
+        for kind, pixels in (("images", mask * 90), ("masks", mask * factor)):
+            (tmp_path / name / kind).mkdir(parents=True)
+            write_picture(tmp_path / name / kind / "a.png", pixels)
+    for names in (("polyp", "tool"), ("tool", "polyp"), ("tool", "again"), ("again", "polyp", "tool")):
+        entries = {
+            name: {
+                "layout": "image_mask",
+                "root": str(tmp_path / name),
+                "images": "images",
+                "labels": "masks",
+                "class_names": ["background", "polyp" if name == "again" else name],
+            }
+            for name in names
+        }
+        dataset = joined(entries)
+        for case in dataset.cases:
+            own = dataset.class_names.index({"again": "polyp"}.get(case.id[:-2], case.id[:-2]))
+            np.testing.assert_array_equal(label_of(case)[0][..., 0], mask.T * own)
+
+
+def table_of(names):
+    labels = "".join(f'<Label Key="{value}">{name}</Label>' for value, name in names.items())
+    return f"<CaretExtension><LabelTable>{labels}</LabelTable></CaretExtension>".encode()
+
+
+def test_a_renamed_class_may_have_the_name_of_another_in_its_files(tmp_path):
+    """`tumor` is that of the kidney in b; files of a call their own so, which is renamed."""
+    for name, organ in (("a", "liver"), ("b", "kidney")):
+        names = {1: organ, 2: "tumor"}
+        write_msd(tmp_path / name, 2)
+        edit_json(tmp_path / name, labels={"0": "background", "1": organ, "2": "tumor"})
+        for number in range(2):
+            path = save(tmp_path / name / f"labelsTr/case_{number}.nii.gz", label_array(number))
+            image = nib.load(path)
+            image.header.extensions.append(Nifti1Extension(0, table_of(names)))
+            nib.save(image, path)
+    entries = {name: {"layout": "msd", "root": str(tmp_path / name)} for name in ("a", "b")}
+    entries["a"]["rename"] = {"tumor": "liver_tumor"}
+    dataset = joined(entries)
+    for case in dataset.cases:
+        label, _ = label_of(case)
+        assert not contradictions(case.label, case.relabel, dataset.class_names, case.annotated)
+        assert dataset.class_names[label.max()] == ("liver_tumor" if case.id.startswith("a") else "tumor")
 
 
 def test_another_order_of_channels_is_refused(tmp_path):

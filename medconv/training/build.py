@@ -54,7 +54,8 @@ def build_task(config: RunConfig, record: Node, load: Callable[..., Any] | None 
     derived = config.derived
     targets = Targets.from_plain(derived.targets)
     network = _network(config, targets, load)
-    make_optimizer = build_optimizer(config.optimizer, config.trainer, config.perf.fused_optimizer)
+    thaws = config.init.thaw_at is not None
+    make_optimizer = build_optimizer(config.optimizer, config.trainer, config.perf.fused_optimizer, thaws)
     if config.init.lr_multipliers:
         check_factors(config.init.lr_multipliers, network)
         make_optimizer = with_lr_multipliers(make_optimizer, network, config.init.lr_multipliers)

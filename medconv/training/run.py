@@ -128,6 +128,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     if not finished:
         _fit(run)
     if resolved.test:
+        _check_not_stopped(run)
         score_test_cases(run.trainer, run.task, run.data, folder)
     return folder.summary()
 
@@ -382,10 +383,21 @@ def check_has_test_cases(prepared: PreparedData) -> None:
         )
 
 
+def _check_not_stopped(run: _Run) -> None:
+    """Raises: signals.RunInterrupted: a stop was asked for when training had ended; a later start tests."""
+    number = run.stop_request.number
+    if run.trainer.strategy.reduce_boolean_decision(bool(number), all=False):
+        raise signals.RunInterrupted(number or signal.SIGTERM, agreed=True)
+
+
 def score_test_cases(trainer: L.Trainer, task: Task, data: DataModule, folder: RunDir) -> None:
     """Writes `test/cases` and the scores over them to `summary.json`; all ranks take their share of cases."""
     checkpoint = folder.best if folder.best.is_file() else folder.last
+    task.rows = {}  # of validation
     trainer.test(task, datamodule=data, ckpt_path=str(checkpoint), weights_only=True, verbose=False)
+    if not task.rows:
+        log.warning("test=true: trainer.limit_test_batches=%s left no test case", trainer.limit_test_batches)
+        return
     scores = task.targets.scores.summary(task.rows)
     values = {f"test/{name}": value for name, value in scores.items()}
     folder.write_summary(**values, **{"test/cases": task.rows})

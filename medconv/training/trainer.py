@@ -7,12 +7,17 @@ from inspect import isclass
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 
 from medconv import config as configs
 from medconv import doors
-from medconv.config import Node, RunConfig, TrainerConfig
+from medconv.config import ConfigError, Node, RunConfig, TrainerConfig
 from medconv.config.instantiate import class_of
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
@@ -119,6 +124,16 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
             trainer.accumulate_grad_batches,
         )
     accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
+    if accumulates and epochs_of(trainer) is not None:
+        raise ConfigError(
+            "callbacks: GradientAccumulationScheduler changes how many steps an epoch has, so the number of "
+            "epochs does not say when the learning rate ends; set trainer.max_steps or max_time"
+        )
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+        raise ConfigError(
+            "callbacks: StochasticWeightAveraging replaces the schedule, by which patches grow; "
+            "weight_averaging=polynomial averages weights"
+        )
     settings["strategy"] = distributed.strategy_of(trainer, config.perf, accumulates) or settings["strategy"]
     settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
     # ProgressBar is not one of Lightning's; a user's callback may be

@@ -1,6 +1,7 @@
 """medconv/training/run.py: a run from its config, which is checked first, to its summary and test scores."""
 
 import csv
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from helpers import small_runs, tiny
 from helpers.configs import composed
 from helpers.picture_tables import checked
+from lightning import Callback
 
 from medconv.config import ConfigError, validate
 from medconv.config.schema import list_options
@@ -18,6 +20,7 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.training.run import checked_config, with_loss
 from medconv.utils import checkpoint_io, signals
 from medconv.utils.exit_codes import DONE
+from medconv.utils.signals import RunInterrupted
 
 
 def test_config_that_failed_does_not_block_its_folder(dataset, tmp_path):
@@ -173,13 +176,16 @@ def table(tmp_path_factory):
     return path
 
 
-def test_a_finished_run_is_tested_as_a_new_one_is(table, tmp_path, monkeypatch):
-    """With the weights of the best checkpoint, which are not the last ones, as `medconv predict` uses them."""
-    at_once = small_runs.train(table, tmp_path / "at_once", *SETTINGS, "test=true")
+@pytest.mark.parametrize("mean", ["weight_averaging.begin=300", "weight_averaging.begin=0"])
+def test_a_finished_run_is_tested_as_a_new_one_is(mean, table, tmp_path, monkeypatch):
+    """With the weights of the best checkpoint, which are not the last ones, as `medconv predict` uses them; from
+    step 0 on they are a mean, which training itself does not go on with.
+    """
+    at_once = small_runs.train(table, tmp_path / "at_once", *SETTINGS, mean, "test=true")
     best, last = (
         checkpoint_io.read(tmp_path / f"at_once/checkpoints/{name}.ckpt") for name in ("best", "last")
     )
-    assert best["global_step"] < last["global_step"] == 9
+    assert last["global_step"] == 9 and (best["global_step"] < 9 or mean.endswith("=0"))
     assert sorted(at_once["test/cases"]) == ["15", "16", "17"]
     assert not set(at_once["test/cases"]) & set(at_once["val/cases"])
     errors = [abs(row["outputs"][0] - row["values"][0]) for row in at_once["test/cases"].values()]
@@ -191,11 +197,37 @@ def test_a_finished_run_is_tested_as_a_new_one_is(table, tmp_path, monkeypatch):
     outputs = {case: row["outputs"][0] for case, row in at_once["test/cases"].items()}
     assert outputs == pytest.approx({case: predicted[case] for case in outputs}, rel=1e-5)
 
-    first = small_runs.train(table, tmp_path / "later", *SETTINGS)
+    first = small_runs.train(table, tmp_path / "later", *SETTINGS, mean)
     assert not any(key.startswith("test/") for key in first)
-    later = small_runs.train(table, tmp_path / "later", *SETTINGS, "test=true")
+    later = small_runs.train(table, tmp_path / "later", *SETTINGS, mean, "test=true")
     assert later["test/cases"] == at_once["test/cases"] and later["wall_seconds"] == first["wall_seconds"]
-    assert small_runs.train(table, tmp_path / "later", *SETTINGS, "test=true") == later
+    assert small_runs.train(table, tmp_path / "later", *SETTINGS, mean, "test=true") == later
+
+
+class StoppedAtTheEnd(Callback):
+    """Asks to stop when training has ended."""
+
+    def on_train_end(self, trainer, pl_module):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_as_its_training_ends_is_tested_later(table, tmp_path):
+    """Test loaders end early then; the cases of validation are none of the test."""
+    stops = f"+callbacks.stops._target_={__name__}.StoppedAtTheEnd"
+    with pytest.raises(RunInterrupted):
+        small_runs.train(table, tmp_path / "run", *SETTINGS, stops, "test=true")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "done" and not any(key.startswith("test/") for key in summary)
+    later = small_runs.train(table, tmp_path / "run", *SETTINGS, stops, "test=true")
+    assert sorted(later["test/cases"]) == ["15", "16", "17"]
+
+
+def test_no_test_case_writes_no_scores(table, tmp_path, caplog):
+    summary = small_runs.train(
+        table, tmp_path / "run", *SETTINGS, "test=true", "trainer.limit_test_batches=0"
+    )
+    assert not any(key.startswith("test/") for key in summary)
+    assert "trainer.limit_test_batches=0 left no test case" in caplog.text
 
 
 def test_a_dataset_without_test_cases_is_an_error_before_training(tmp_path):

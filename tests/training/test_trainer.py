@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, TQDMProg
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.profilers import SimpleProfiler
 
+from medconv.config import ConfigError
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training import run
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
@@ -161,6 +162,32 @@ def test_a_callback_that_accumulates_gradients_excludes_a_static_graph(dataset, 
     more = [f"+callbacks.more={node}"] if steps > 1 else []
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.strategy=ddp", *more)
     assert trainer.strategy._ddp_kwargs["static_graph"] == (steps == 1)
+
+
+@pytest.mark.parametrize(
+    ("callback", "settings", "message"),
+    [
+        (
+            "GradientAccumulationScheduler,scheduling:{0:2}",
+            ["trainer.max_steps=-1", "trainer.max_epochs=2"],
+            "GradientAccumulationScheduler changes how many steps an epoch has",
+        ),
+        ("StochasticWeightAveraging,swa_lrs:0.1", [], "weight_averaging=polynomial averages weights"),
+    ],
+)
+def test_callbacks_that_hide_the_length_of_the_schedule_are_refused(
+    callback, settings, message, dataset, tmp_path
+):
+    node = f"+callbacks.more={{_target_:lightning.pytorch.callbacks.{callback}}}"
+    with pytest.raises(ConfigError, match=message):
+        trainer_of(dataset, tmp_path / "run", node, *settings)
+
+
+def test_the_last_step_is_validated_before_the_fewest_epochs_are_done(dataset, tmp_path):
+    settings = ["trainer.min_epochs=1", "trainer.max_steps=2", "data.samples_per_epoch=100", "logger=none"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings)
+    assert summary["steps"] == 2 and len(summary["val/cases"]) == 3
+    assert (tmp_path / "run/checkpoints/best.ckpt").is_file()
 
 
 def test_a_batch_can_be_overfitted(dataset, tmp_path):

@@ -66,7 +66,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.members == AUTO:
         rounds = shares.rounds(config, folder, devices[0])
         count = rounds * len(devices)
-        arguments.append(f"trainer.max_time={shares.share(config, rounds)}")
+        arguments = [*members.with_keys(arguments, [f"trainer.max_time={shares.share(config, rounds)}"])]
     else:
         count = int(options.members)
     ensemble = members.members_of(config, folder.path, arguments, count, options.folds)

@@ -64,8 +64,15 @@ def members_of(
         if folds:
             fold = int(config.data.fold) + index
             own.append(f"data.fold={fold if config.data.splits_file else fold % config.data.num_folds}")
-        members.append(Member(index + 1, RunDir(path, config.run.resume), (*arguments, *own)))
+        members.append(Member(index + 1, RunDir(path, config.run.resume), with_keys(arguments, own)))
     return members
+
+
+def with_keys(arguments: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+    """The arguments with further keys after the last one, for Hydra wants all keys in a row."""
+    is_key = ["=" in argument and not argument.startswith("-") for argument in arguments]
+    after = len(is_key) - is_key[::-1].index(True) if True in is_key else len(arguments)
+    return (*arguments[:after], *keys, *arguments[after:])
 
 
 def devices_of(config: RunConfig) -> list[Environment]:
@@ -176,9 +183,9 @@ def _leave_out_others(members: Sequence[Member]) -> None:
 
 
 def _started(member: Member, environment: Environment) -> subprocess.Popen[bytes]:
-    arguments = [*member.arguments]
+    arguments = member.arguments
     if member.folder.resume == "never":  # earlier ones were moved aside, for all members at once
-        arguments.append("run.resume=auto")
+        arguments = with_keys(arguments, ["run.resume=auto"])
     command = [sys.executable, "-m", "medconv", "train", *arguments]
     return subprocess.Popen(command, env={**os.environ, **environment})
 

@@ -60,12 +60,12 @@ class EarlyStopping(callbacks.EarlyStopping):
             return
         value = torch.tensor(monitored_value(trainer, self.monitor, "EarlyStopping"))
         should_stop, _ = self._evaluate_stopping_criteria(value)
-        if should_stop:
+        if should_stop and not ends_now(trainer):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
         """Only once Lightning may stop: it would remember the request after a later, better validation."""
-        if ends_now(trainer) or not trainer.fit_loop._can_stop_early:
+        if not trainer.fit_loop._can_stop_early:
             return
         trainer.should_stop = True
         self.stop_reason = (

@@ -29,6 +29,8 @@ _SAME_SWEEP = (
     "hydra/launcher.",
     "hydra.launcher.",
 )
+# Beginnings of Hydra's own keys that its jobs do not get
+_OF_THE_SWEEP = ("hydra.mode", "hydra.launcher", "hydra.sweeper", "hydra.sweep.", "hydra.run.")
 # Flags of the command line by Hydra's name of a source of configs.
 _SOURCE_FLAGS = {"command-line": "--config-dir", "main": "--config-path"}
 _ERROR_FILE = "error.txt"
@@ -134,7 +136,9 @@ def _config_flags(settings: Any) -> tuple[str, ...]:
         if source.provider in _SOURCE_FLAGS:
             flags += [_SOURCE_FLAGS[source.provider], source.path]
     flags += ["--config-name", settings.job.config_name]
-    flags += [override for override in settings.overrides.hydra if key(override) == "hydra.searchpath"]
+    for override in settings.overrides.hydra:
+        if not key(override).replace("/", ".").startswith(_OF_THE_SWEEP):
+            flags.append(override)
     return tuple(flags)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning import Callback, Trainer
+from lightning.pytorch.strategies import ParallelStrategy
 
 from medconv.models.freeze import FrozenPart, description, frozen_part
 
@@ -47,8 +48,8 @@ class Thaw(Callback):
         is_thawed = self.thawed_step is not None
         for norm in self._frozen.norms:
             norm.train(is_thawed)
-        if trainer.world_size == 1:
-            # Saves their backward pass. With several processes it must stay: DDP waits for all gradients.
+        if not isinstance(trainer.strategy, ParallelStrategy):
+            # Saves their backward pass. DDP, also of one process, waits for all gradients.
             for parameter in self._frozen.parameters.values():
                 parameter.requires_grad_(is_thawed)
 

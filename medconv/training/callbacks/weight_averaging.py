@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -42,6 +44,7 @@ class AverageWeights(WeightAveraging):
         self.every = every
         self._left_out_step = -1
         self._skipped: Tensor | None = None
+        self._own: list[Tensor] | None = None  # the module's, while it has the mean in their place
         super().__init__()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -66,6 +69,33 @@ class AverageWeights(WeightAveraging):
         None: it has not.
         """
         self._skipped = skipped
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:  # a test after it is of the mean
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._own is not None:  # a run that is stopped in the middle of a validation
+            self._swap_models(pl_module)  # in place, so in the checkpoint as well
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+
+    @torch.no_grad()
+    def _swap_models(self, pl_module: LightningModule) -> None:
+        """The mean in place of the module's weights, or these again, as they were: neither is rounded to the
+        other's precision.
+        """
+        assert self._average_model is not None
+        current = list(_tensors(pl_module))
+        if self._own is None:
+            self._own = [tensor.clone() for tensor in current]
+            torch._foreach_copy_(current, list(_tensors(self._average_model.module)))
+        else:
+            torch._foreach_copy_(current, self._own)
+            self._own = None
 
     def _update(self, mean: list[Tensor], current: list[Tensor], count: int) -> None:
         """Moves the mean toward the current tensors, in place. Args: count: number of earlier updates."""

@@ -146,6 +146,9 @@ class ResumableEpochLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         if self._owed:
             return True
+        # Lightning would ask for `min_epochs` first, and this epoch is not counted yet
+        if self.trainer.enable_validation and _has_reached_a_limit(self.trainer):
+            return True
         due = super()._should_check_val_fx(data_fetcher)
         # By time, each rank decides by its own clock, so rank 0's decision counts
         if getattr(self.trainer, "_val_check_time_interval", None) is not None:
@@ -282,8 +285,12 @@ class FinalValidation(Callback):
 
 def ends_now(trainer: Trainer) -> bool:
     """Whether a run ends after the present batch."""
+    return trainer.should_stop or _has_reached_a_limit(trainer)
+
+
+def _has_reached_a_limit(trainer: Trainer) -> bool:
+    """Whether the present batch is the last one by `max_epochs` or `max_steps`."""
     in_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
     ends_by_epochs = in_last_epoch and trainer.is_last_batch
     # Without a limit, max_steps is -1
-    ends_by_steps = 0 <= trainer.max_steps <= trainer.global_step
-    return trainer.should_stop or ends_by_epochs or ends_by_steps
+    return ends_by_epochs or 0 <= trainer.max_steps <= trainer.global_step

@@ -22,15 +22,18 @@ OptimizerFactory = Callable[..., Optimizer]  # takes parameters
 log = logging.getLogger(__name__)
 
 
-def build_optimizer(node: Node, trainer: TrainerConfig, fused: bool = True) -> OptimizerFactory:
+def build_optimizer(
+    node: Node, trainer: TrainerConfig, fused: bool = True, thaws: bool = False
+) -> OptimizerFactory:
     """The configured optimizer, fused if it can be.
 
     A fused optimizer cannot combine fp16's loss scaling with gradient clipping; torch's fused SGD cannot take
-    weights sharded by FSDP.
+    weights sharded by FSDP, nor some that train later than others.
 
     Args:
         node: `optimizer` of the config.
         fused: whether it may be fused.
+        thaws: whether some parameters train later, see `Thaw`.
     Returns:
         A function from parameters to the optimizer.
     """
@@ -38,8 +41,8 @@ def build_optimizer(node: Node, trainer: TrainerConfig, fused: bool = True) -> O
     optimizer_class = getattr(optimizer, "func", optimizer)
     settings = getattr(optimizer, "keywords", {})
     clips_fp16 = bool(trainer.gradient_clip_val) and str(trainer.precision).startswith("16")
-    shards_sgd = trainer.strategy == "fsdp" and optimizer_class is torch.optim.SGD
-    may_fuse = fused and not clips_fp16 and not shards_sgd
+    refuses_sgd = (trainer.strategy == "fsdp" or thaws) and optimizer_class is torch.optim.SGD
+    may_fuse = fused and not clips_fp16 and not refuses_sgd
     can_fuse = "fused" in signature(optimizer_class).parameters
     set_by_user = bool({"fused", "foreach"} & settings.keys())
     if may_fuse and can_fuse and not set_by_user:

@@ -189,6 +189,19 @@ def test_a_smaller_number_refuses_trained_members_and_forgets_those_that_never_b
         members.train(found, [{}])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["data=x", "seed=1", "--config-dir", "mine"], ["data=x", "seed=1", "k=v", "--config-dir", "mine"]),
+        (["--config-dir", "mine", "data=x"], ["--config-dir", "mine", "data=x", "k=v"]),
+        (["--config-dir", "mine"], ["--config-dir", "mine", "k=v"]),
+    ],
+)
+def test_keys_of_a_member_stand_beside_the_others(arguments, expected):
+    """Hydra wants all of them in a row."""
+    assert [*members.with_keys(arguments, ["k=v"])] == expected
+
+
 def test_a_step_is_measured_with_the_threads_of_a_member():
     before = torch.get_num_threads()
     with shares._threads_of_a_member({"OMP_NUM_THREADS": "1"}):

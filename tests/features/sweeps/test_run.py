@@ -182,6 +182,22 @@ def test_a_job_composes_its_config_from_the_same_places_as_the_sweep(dataset, tm
     assert f"failed, exit code 1: {reason}\n" in output
 
 
+def test_hydras_own_settings_reach_the_jobs_but_for_those_of_the_sweep():
+    of_hydra = [
+        "hydra.mode=MULTIRUN",
+        "hydra/launcher=slurm",
+        "hydra.launcher.time='1:00'",
+        "hydra.sweep.dir=x",
+    ]
+    kept = ["+hydra.job.env_set.FOO=1", "hydra/job_logging=default", "hydra.searchpath=[file:///x]"]
+    settings = SimpleNamespace(
+        runtime=SimpleNamespace(config_sources=[]),
+        job=SimpleNamespace(config_name="train"),
+        overrides=SimpleNamespace(hydra=[*of_hydra, *kept]),
+    )
+    assert job._config_flags(settings) == ("--config-name", "train", *kept)
+
+
 @pytest.mark.parametrize("many", [True, False])
 def test_a_dry_run_prints_the_config_or_the_commands(many, dataset, tmp_path):
     arguments = [*tiny.overrides(dataset), "run.name=planned", "run.dry_run=true"]

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import resuming, tiny
+from helpers.processes import Forked
 from lightning import Callback
 
 from medconv.config import ConfigError
+from medconv.utils.exit_codes import DONE
 
 HERE = "tests.training.callbacks.test_thaw"
 SPY = "tests.training.callbacks.test_weight_averaging.Weights"
@@ -73,6 +75,14 @@ def test_the_learning_rate_warms_up_again_and_the_log_says_so(dataset, tmp_path,
     frozen = "14 of 24 parameters, 0.00431 of 0.0059 million weights, and the statistics of 4 batch norms"
     assert f"init.freeze: {frozen} stay as they are for 50% of the run (init.thaw_at)" in caplog.text
     assert caplog.text.count(f"init.thaw_at=0.5: from step 6 on, {frozen} train too; the learning") == 1
+
+
+@pytest.mark.parametrize("setting", ["optimizer=sgd", "trainer.strategy=ddp"])
+def test_parameters_thaw_with_momentum_and_with_one_process_of_ddp(dataset, tmp_path, setting):
+    """Fused SGD takes no parameters without a momentum beside others; DDP waits for all gradients."""
+    few = ["trainer.max_steps=4", "run.checkpoint_interval=00:01:00:00", f"run.dir={tmp_path / 'run'}"]
+    code, output = Forked(*tiny.overrides(dataset, *SETTINGS, setting, *few), cwd=tmp_path).wait()
+    assert code == DONE, output
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 import torch
 from helpers import tiny
 from lightning import Callback
+from torch import nn
 
 from medconv.inference.load import load
-from medconv.training.callbacks.weight_averaging import AverageWeights, move
+from medconv.training.callbacks.weight_averaging import AverageWeights, _Mean, move
 from medconv.utils import checkpoint_io
 
 STEPS = [
@@ -127,6 +128,37 @@ def test_a_run_that_goes_on_without_a_mean_has_the_weights_of_the_training(half,
     without = [key for key in STEPS if not key.startswith("weight_averaging.")]
     tiny.train(dataset, tmp_path / "without", *without, rest, "weight_averaging=none", f"run.resume={half}")
     assert tiny.losses(tmp_path / "without") == tiny.losses(tmp_path / "both")
+
+
+def module_and_mean(dtype):
+    """A module whose mean, in single precision, is another value; and its averaging."""
+    module = nn.Linear(1, 1, bias=False).to(dtype)
+    averaging = AverageWeights()
+    averaging._average_model = _Mean(nn.Linear(1, 1, bias=False), torch.device("cpu"), averaging._update)
+    nn.init.constant_(averaging._average_model.module.weight, 1.001)
+    with torch.no_grad():
+        module.weight.fill_(2.0123456789012344)
+    return module, averaging
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_validation_rounds_neither_the_mean_nor_the_weights(dtype):
+    module, averaging = module_and_mean(dtype)
+    own, mean = module.weight.clone(), averaging._average_model.module.weight.clone()
+    averaging.on_validation_epoch_start(None, module)
+    assert module.weight.equal(mean.to(dtype))
+    averaging.on_validation_epoch_end(None, module)
+    assert module.weight.equal(own) and averaging._average_model.module.weight.equal(mean)
+
+
+def test_a_checkpoint_in_the_middle_of_a_validation_has_both_in_their_places():
+    module, averaging = module_and_mean(torch.float32)
+    own, mean = module.weight.clone(), averaging._average_model.module.weight.clone()
+    averaging.on_validation_epoch_start(None, module)
+    checkpoint = {"state_dict": module.state_dict()}
+    averaging.on_save_checkpoint(None, module, checkpoint)
+    assert checkpoint["state_dict"]["weight"].equal(mean)
+    assert checkpoint["current_model_state"]["weight"].equal(own)
 
 
 def test_the_mean_is_loaded(whole):

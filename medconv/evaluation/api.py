@@ -121,18 +121,16 @@ def _of_files(
     predictions: Path, references: Path, raters: Sequence[Path], consensus: str | None, **settings: Any
 ) -> ScoreTable:
     """Args: settings: of label maps, for `segmentation.evaluate`."""
+    chosen = (settings["tolerance_mm"], settings["selection"]) != (_tolerances(1.0), MetricSelection())
+    of_label_maps = ", lesion_iou, centreline and raters are for label maps of classes, not for "
     if references.suffix == ".csv":
-        if raters or consensus:
-            raise ArgumentError("raters", " and consensus are for label maps, not for a table")
+        if raters or consensus or chosen:
+            raise ArgumentError("tolerance_mm", of_label_maps, "a table")
         return ScoreTable.of(of_table(predictions, references))
     own = own_evaluation(predictions)
     if own:
-        chosen = (settings["tolerance_mm"], settings["selection"])
-        if raters or consensus or chosen != (_tolerances(1.0), MetricSelection()):
-            raise ArgumentError(
-                "tolerance_mm",
-                f", lesion_iou, centreline and raters are for label maps of classes, not for {predictions}",
-            )
+        if raters or consensus or chosen:
+            raise ArgumentError("tolerance_mm", of_label_maps, str(predictions))
         return ScoreTable.of(own(predictions, references, workers=settings["workers"]))
     evaluation = segmentation.evaluate(
         predictions, references, raters=raters, consensus=consensus, **settings

@@ -69,9 +69,15 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
     Raises:
         ValueError: such a file without the classes; names it.
     """
+    return _of_manifest(predictions) or _of_references(references)
+
+
+def _of_manifest(predictions: Path) -> SegmentationTargets | None:
     manifest_path = predictions / MANIFEST
-    if manifest_path.is_file():
-        return _from_manifest(manifest_path)
+    return _from_manifest(manifest_path) if manifest_path.is_file() else None
+
+
+def _of_references(references: Path) -> SegmentationTargets | None:
     root = references.absolute().parent  # absolute, as the references may be `.`
     if (root / "dataset.json").is_file():
         return dataset_json.targets_of(root)
@@ -79,7 +85,7 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
 
 
 def agreed_targets(predictions: Sequence[Path], references: Path) -> SegmentationTargets | None:
-    """`targets_of` several folders of predictions; a folder without targets takes those of the others.
+    """`targets_of` several folders of predictions; one without a manifest takes that of the others.
 
     Raises:
         ValueError: their classes differ.
@@ -87,7 +93,7 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
     agreed: SegmentationTargets | None = None
     first_folder = None
     for folder in predictions:
-        targets = targets_of(folder, references)
+        targets = _of_manifest(folder)
         if agreed is None:
             agreed = targets
             first_folder = folder
@@ -96,7 +102,7 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
             raise ValueError(
                 f"{folder}: its classes differ from those of {first_folder}: {names}, or their label values"
             )
-    return agreed
+    return agreed or _of_references(references)
 
 
 def class_names_of(targets: SegmentationTargets | None) -> list[str] | None:

@@ -15,6 +15,7 @@ from medconv.evaluation.case_measurement import (
     Settings,
     agreed_spacing,
     measure_cases,
+    stated_spacing,
 )
 from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import CaseRow, LabelMapEvaluation, columns_of
@@ -94,6 +95,7 @@ def evaluate(
         result=_result(prediction_sets, reference_set, rows_of_sets, targets, settings),
         files=files,
         images=image_files,
+        states_spacing=any(stated_spacing(maps.folder) is not None for maps in prediction_sets),
     )
 
 

@@ -130,17 +130,20 @@ class LabelMapEvaluation:
             with several raters, what `summarize_raters` returns; what features measure, by their keys.
         files: case to its reference, its prediction and, with `compare`, its other prediction.
         images: case to image, for cases that have one.
+        states_spacing: whether the predictions' manifest states the images' spacing.
     """
 
     counted: ClassVar[str] = "references"
     result: dict[str, Any]
     files: Mapping[str, tuple[Path, ...]]
     images: Mapping[str, Path]
+    states_spacing: bool = False
 
     @property
     def length_unit(self) -> str:
-        """Pictures have no spacing: 1 mm stands for a pixel."""
-        return "px" if all(is_picture(reference) for reference, *_ in self.files.values()) else "mm"
+        """Pictures have no spacing, unless one was stated: 1 mm stands for a pixel."""
+        are_pictures = all(is_picture(path) for files in self.files.values() for path in files)
+        return "px" if are_pictures and not self.states_spacing else "mm"
 
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case and class (with `compare`, of both sets)."""

@@ -240,6 +240,8 @@ def _loaded(
     images = config.data.images
     texts = list(images.values()) if isinstance(images, Mapping) else [images]
     are_patterns = all(isinstance(text, str) and patterns.is_pattern(text) for text in texts)
+    if are_patterns:  # some may be absolute, others below the root
+        texts = [str(Path(config.data.root or "", text).absolute()) for text in texts]
     values = {key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
     preprocessing = PreprocessingConfig(**values)
     if preprocessing.image_dims == 2 and "single_slices" not in values:

@@ -22,7 +22,7 @@ from filelock import FileLock
 from medconv import doors
 from medconv.data.case import Case
 from medconv.data.io.formats import choice_of
-from medconv.data.io.images import label_suffix, stamp
+from medconv.data.io.images import label_suffix, stamp, suffixes
 from medconv.data.io.writing import write_channels, write_label
 from medconv.inference.predictor import Predictor
 from medconv.inference.slab_answer import LabelMapScores
@@ -420,7 +420,16 @@ class OutputDir(Output):
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         if (self.path / TABLE).exists():
             raise self._refusal(f"holds {TABLE}; take another folder")
+        if manifest:
+            self._check_one_format()
         return self._label_maps()
+
+    def _check_one_format(self) -> None:
+        """Raises: ArgumentError: predictions here have another format than those to come."""
+        for path in self.path.iterdir():
+            is_other = not path.name.endswith(self._suffix) and not path.name.startswith(".")
+            if is_other and path.name.lower().endswith(tuple(suffixes())) and path.is_file():
+                raise self._refusal(f"holds {path.name}, not *{self._suffix}; take another folder")
 
     def _label_maps(self) -> list[str]:
         """Cases that have one."""
@@ -431,8 +440,7 @@ class OutputDir(Output):
         return f"{case_id}{self._suffix}"
 
     def _clean(self, replaced: Sequence[str]) -> None:
-        suffixes = {"": self._suffix, **self._folders}
-        for folder, suffix in suffixes.items():
+        for folder, suffix in {"": self._suffix, **self._folders}.items():
             for path in list((self.path / folder).glob(f".*{suffix}")):
                 if _PARTIAL.fullmatch(path.name):
                     path.unlink()

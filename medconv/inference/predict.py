@@ -28,6 +28,7 @@ from medconv.data.datasets.tables import PATH_COLUMN
 from medconv.data.io.grids import canonical_shape, canonical_spacing
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.nifti import FITS_ANYWHERE, LOADING, check_memory
+from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.preprocess import resampled_shape
 from medconv.inference.load import LoadedModel
 from medconv.inference.output import Claim, Output, OutputDir
@@ -204,6 +205,8 @@ def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False
         settings |= extra.settings()
     if members[0].source_spacing_mm:
         settings["source_spacing_mm"] = members[0].source_spacing_mm
+    elif are_picture_channels(members[0].modalities) and not members[0].takes_pixels:
+        settings["pixels"] = "of the size that their headers say"
     # What else a reader wants to know; packages of the user's own are for `medconv evaluate`.
     paths = [str(member.path) for member in members]
     versions = {name: version(name) for name in ("torch", "monai")}

@@ -21,6 +21,7 @@ from nibabel.spatialimages import SpatialImage
 from torch import Tensor
 
 from medconv.data.case import Case
+from medconv.data.io.images import shape_and_affine
 from medconv.data.io.raster import PIXEL_MM
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
@@ -203,7 +204,10 @@ class Predictor:
         Raises:
             ValueError: its files cannot be read, or do not fit the network.
         """
-        image = from_files(replace(case, source_spacing_mm=self._stated_mm(case.id)))
+        stated_mm = self._stated_mm(case.id)
+        if stated_mm == PIXEL_MM and case.images and shape_and_affine(case.images[0])[0][2] > 1:
+            stated_mm = None  # a volume, which the network refuses
+        image = from_files(replace(case, source_spacing_mm=stated_mm))
         return prepare(image, self.members, self.forward.preprocessings)
 
     @torch.inference_mode()
@@ -276,7 +280,9 @@ class Predictor:
         # An affine comes from a header, which training may have corrected; a spacing is the caller's word.
         if spacing_mm is None:
             return self._prepared(image)
-        return prepare(replace(image, has_header=False), self.members, self.forward.preprocessings)
+        case = replace(image.case, source_spacing_mm=tuple(spacing_mm))
+        image = replace(image, case=case, has_header=False)
+        return prepare(image, self.members, self.forward.preprocessings)
 
     def _stated_mm(self, case_id: str) -> tuple[float, ...] | None:
         """The spacing that training, or the user, stated in place of the header's; pixels have none."""
@@ -288,7 +294,7 @@ class Predictor:
     def _prepared(self, image: NamedImage) -> Input:
         """With the spacing that was stated in place of the header's."""
         stated_mm = self._stated_mm(image.case.id)
-        if stated_mm is not None:
+        if stated_mm is not None and not (stated_mm == PIXEL_MM and image.grid.shape[2] > 1):
             case = replace(image.case, source_spacing_mm=stated_mm)
             image = replace(image, case=case, grid=image.grid.with_spacing_mm(stated_mm))
         return prepare(image, self.members, self.forward.preprocessings)

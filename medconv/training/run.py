@@ -283,7 +283,8 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
         whole_images = prepared.targets.family.own("whole_images")
         num_samples = _SAMPLES_PER_EPOCH
         if whole_images:
-            num_samples = whole_images.samples_per_epoch(len(prepared.train))
+            # Of all cases, which folds share: they are compared by their configs
+            num_samples = whole_images.samples_per_epoch(len(prepared.train) + len(prepared.val))
     resolved = replace(
         resolved,
         model=prepared.targets.model(resolved.model),

@@ -146,6 +146,19 @@ def test_two_folders_must_have_the_same_classes(tmp_path):
         agreed_targets([tmp_path / "a", tmp_path / "c"], tmp_path / "labelsTr")
 
 
+def test_a_manifest_counts_more_than_what_the_references_declare(tmp_path):
+    """Training may have made regions of the classes of dataset.json; another program states none."""
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "a": 1, "b": 2}}))
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ours" / MANIFEST).write_text(json.dumps({"class_names": ["background", "whole"]}))
+    for order in (["ours", "theirs"], ["theirs", "ours"]):
+        found = agreed_targets([tmp_path / name for name in order], tmp_path / "labelsTr")
+        assert found == LabelMapTargets.of_classes(("background", "whole"))
+    found = agreed_targets([tmp_path / "theirs"], tmp_path / "labelsTr")
+    assert found == LabelMapTargets.of_classes(("background", "a", "b"))
+
+
 def test_classes_without_names_are_numbered():
     assert numbered([0, 10, 2]) == numbered(["10", "2"]) == LabelMapTargets(("2", "10"), ((2,), (10,)))
 

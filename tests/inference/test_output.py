@@ -191,6 +191,15 @@ def test_a_released_case_without_a_result_is_free_again(tmp_path):
         assert next(other_claims)[0].id == "a"  # tried again at the end
 
 
+def test_predictions_of_another_format_are_refused(tmp_path):
+    """Else they would stay beside a manifest that is not theirs, and be scored by it."""
+    fill(label_maps(tmp_path / "out"), cases("a"))
+    pictures = [Case("b", (tmp_path / "images/b.png",))]
+    with pytest.raises(ValueError, match=r"holds a\.nii\.gz, not \*\.png; take another folder"):
+        fill(label_maps(tmp_path / "out", overlap=0.25), pictures)
+    assert (tmp_path / "out/a.nii.gz").is_file() and manifest(tmp_path / "out")["settings"]["overlap"] == 0.5
+
+
 def test_other_files_are_another_setting(tmp_path):
     fill_folder(folder(tmp_path), cases("a", "b"))
     with members.refused("probabilities: False there, True now"):

@@ -20,8 +20,9 @@ from medconv.data.io.raster import write_picture
 from medconv.data.loading.samplers import BalancedPatchSampler, ForegroundSampler, Sampler
 from medconv.data.preprocessing import compressed
 from medconv.features.image_level.samples import BalancedImageSampler
-from medconv.training import data_setup
+from medconv.training import data_setup, run
 from medconv.training.data_setup import build_data, prepare_data
+from medconv.training.run_dir import RunDir
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,18 @@ def test_axes_as_stored_need_a_plan_of_their_own(tmp_path):
 def test_no_stated_spacing_is_as_none(dataset, tmp_path):
     settings = ["data.source_spacing_mm={}", f"data.cache_dir={tmp_path}"]
     assert not prepare_data(tiny.checked(dataset, *settings)).source_spacing_mm
+
+
+def test_folds_of_different_sizes_have_epochs_of_one_length(tmp_path):
+    """Else the fifth of five folds would have another config, and count for another cross-validation."""
+    table = write(tmp_path / "data", 505)
+    lengths = set()
+    for fold in (0, 1):
+        settings = checked(table, f"data.fold={fold}", "data.prepare_workers=1")
+        prepared = prepare_data(settings)
+        resolved = run.resolve(settings, prepared, RunDir(tmp_path / "run"))
+        lengths.add((len(prepared.train), resolved.data.samples_per_epoch))
+    assert lengths == {(252, 2525), (253, 2525)}
 
 
 def test_resize_scales_pictures_of_different_sizes(tmp_path):

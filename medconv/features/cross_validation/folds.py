@@ -29,6 +29,8 @@ PER_FOLD = (
     "derived.class_counts",
     "derived.targets.means",
     "derived.targets.stds",
+    "derived.targets.of_image.means",
+    "derived.targets.of_image.stds",
     "derived.memory_gb",  # of the machine
 )
 

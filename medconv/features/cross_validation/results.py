@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.datasets.common import read_json
-from medconv.features.cross_validation.folds import PER_FOLD, Fold, fold_order, read_folds
+from medconv.features.cross_validation.folds import Fold, fold_order, read_folds
 from medconv.metrics.dice import ClassScores
 from medconv.targets import Targets
 from medconv.training.run_dir import short_hash
@@ -37,17 +37,21 @@ class CrossValidation:
     @property
     def targets(self) -> Targets:
         """What the networks predict, without what each fold's training cases decided."""
-        prefix = "derived.targets."
-        content = {}
-        for key, value in self.folds[0].values.items():
-            if key.startswith(prefix) and key not in PER_FOLD:
-                content[key.removeprefix(prefix)] = value
-        return Targets.from_plain(content)
+        return Targets.from_plain(_without_fit(self.folds[0].config["derived"]["targets"]))
 
     @property
     def cases(self) -> list[tuple[str, str, ClassScores]]:
         """(fold, case, Dice per class, or outputs and values) of every validated case."""
         return [(fold.number, case, row) for fold in self.folds for case, row in fold.rows.items()]
+
+
+def _without_fit(targets: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of targets, which may hold others, without what is fitted to training cases."""
+    return {
+        key: _without_fit(value) if isinstance(value, Mapping) else value
+        for key, value in targets.items()
+        if key not in ("means", "stds")
+    }
 
 
 def read(runs: Path, labels: Mapping[Path, str] | None = None, min_folds: int = 2) -> list[CrossValidation]:

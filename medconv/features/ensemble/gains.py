@@ -1,6 +1,7 @@
 """What each member of an ensemble gained: the score of its own, and that of the mean of all so far."""
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def table(home: RunDir) -> str:
         lines.append(
             "the mean is not scored: only label maps of classes are, by cases that all members validated"
         )
-    lines.append(f"\nmedconv predict --checkpoint {home.path} --input IMAGES --output PREDICTIONS")
+    folder = shlex.quote(str(home.path))
+    lines.append(f"\nmedconv predict --checkpoint {folder} --input IMAGES --output PREDICTIONS")
     return "\n".join(lines)
 
 

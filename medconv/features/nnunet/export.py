@@ -5,6 +5,7 @@ Only our U-Net in nnU-Net's shape (`model.strided=true`) computes what one of nn
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -188,11 +189,12 @@ def prediction_notes(model: LoadedModel, output: Path) -> list[str]:
     """How to run it, and where nnU-Net predicts otherwise than medconv."""
     (trained,) = output.glob(f"{_TRAINER}__*")
     fold = next(trained.glob("fold_*")).name.removeprefix("fold_")
-    command = f"nnUNetv2_predict -d {output.name} -c {export_plans.configuration_name(model)} -f {fold}"
+    name, results = shlex.quote(output.name), shlex.quote(str(output.absolute().parent))
+    command = f"nnUNetv2_predict -d {name} -c {export_plans.configuration_name(model)} -f {fold}"
     step_size = 1 - model.window.overlap
     if step_size != _STEP_SIZE:
         command += f" -step_size {step_size:g}"
-    notes = [f"nnUNet_results={output.absolute().parent} {command} -i IMAGES -o PREDICTIONS"]
+    notes = [f"nnUNet_results={results} {command} -i IMAGES -o PREDICTIONS"]
     if len(mirrored_axes(model)) < len(model.window.mirror_axes):
         notes.append("nnU-Net cannot swap left and right labels: it does not mirror along that axis")
     return notes

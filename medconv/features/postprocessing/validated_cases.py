@@ -61,6 +61,8 @@ def _check_value(key: str, value: Any) -> None:
         raise configs.ConfigError(
             f"{key}={value}: post-processing is not searched for where cases lack labels"
         )
+    if (key == "data.raters" and value is not None) or (key == "data.soft_labels" and value is True):
+        raise configs.ConfigError(f"{key}={value}: post-processing is searched for with label maps only")
     if key == "data.ignore_label" and isinstance(value, list):
         raise configs.ConfigError(
             f"{key}={value}: post-processing is searched for with one value to ignore only"

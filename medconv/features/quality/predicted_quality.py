@@ -59,7 +59,10 @@ def figure(result: Mapping[str, Any]) -> tuple[str, bytes, str]:
     """Title, chart and note, for the report."""
     true = {row["case"]: row["dice"] for row in result["cases"]}
     png = chart(result[KEY]["cases"], true, list(result["per_class"]))
-    note = "predicted: the mean Dice between the networks of the ensemble; a dot is a case"
+    predicted = "the mean Dice between the networks of the ensemble"
+    if result[KEY]["method"] == quality.SOFT:
+        predicted = "the soft Dice of the network's probabilities and its answer"
+    note = f"predicted: {predicted}; a dot is a case"
     return "Predicted against true Dice", png, note
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
@@ -12,6 +13,9 @@ import torch
 from helpers import small_runs, tiny
 
 import medconv
+from medconv.config import flatten
+from medconv.features.cross_validation.folds import PER_FOLD
+from medconv.features.cross_validation.results import CrossValidation
 from medconv.features.image_level.losses import CrossEntropy
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
@@ -31,6 +35,16 @@ CASES = 12
 SHAPE = (16, 18, 12)
 CLASSES = MulticlassTargets(("large", "small"))
 NUMBERS = RegressionTargets(("age",), (60.0,), (10.0,))
+
+
+def test_folds_are_compared_by_what_is_not_fitted_to_their_cases():
+    targets = JointTargets(("box",), ((1,),), of_image=NUMBERS)
+    values = {"derived": {"targets": targets.plain()}}
+    fold = SimpleNamespace(config=values, values={})
+    expected = JointTargets(("box",), ((1,),), of_image=RegressionTargets(("age",)))
+    assert CrossValidation("", "", (fold,)).targets == expected
+    fitted = {key for key in flatten(values) if key.endswith(("means", "stds"))}
+    assert len(fitted) == 2 and fitted <= set(PER_FOLD)
 
 
 def write_cases(root):

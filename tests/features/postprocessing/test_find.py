@@ -155,6 +155,12 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
             "[3, 4]",
             "ignore_label=[3, 4]: post-processing is searched for with one value to ignore",
         ),
+        (
+            "raters",
+            "[labelsTr2]",
+            "raters=['labelsTr2']: post-processing is searched for with label maps only",
+        ),
+        ("soft_labels", "true", "soft_labels=True: post-processing is searched for with label maps only"),
     ):
         edit_configs(sweep_folder, f"  {key}: null", f"  {key}: {value}")
         assert f"data.{words}" in fails("--runs", str(sweep_folder))

@@ -6,7 +6,9 @@ import gzip
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import jinja2
 import numpy as np
@@ -98,6 +100,10 @@ def test_pictures_have_distances_in_pixels_and_no_volumes(tmp_path):
     assert "HD95, px" in page.text and "surface Dice at 1 px" in page.text
     assert "HD95, mm" not in page.text and "Volume error, ml" not in page.text
     assert "HD95 px  ASD px" in evaluation.score_lines()[0]
+    # A spacing that was stated is in mm, and so is that of a volume that a picture is the reference of
+    assert replace(evaluation, states_spacing=True).length_unit == "mm"
+    of_volumes = {case: (reference, Path("a.nii.gz")) for case, (reference, _) in evaluation.files.items()}
+    assert replace(evaluation, files=of_volumes).length_unit == "mm"
 
 
 def test_names_cannot_become_html(tmp_path):

@@ -158,18 +158,18 @@ def local_rank() -> int:
 
 def job() -> str:
     """The id that a job keeps when it is restarted; empty if nothing restarts this process."""
-    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        if name in os.environ:
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MEDCONV_JOB"):
+        if os.environ.get(name):
             return f"{name}={os.environ[name]}"
     return ""
 
 
 def restarted() -> bool:
     """Whether this is a restart of a job."""
-    for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"):
-        if int(os.environ.get(name) or "0") > 0:
-            return True
-    return False
+    names = ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"]
+    if os.environ.get("MEDCONV_JOB"):  # of a sweep's task on another batch system
+        names.append("MEDCONV_RESTARTS")
+    return any(int(os.environ.get(name) or "0") > 0 for name in names)
 
 
 def is_first() -> bool:

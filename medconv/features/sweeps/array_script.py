@@ -181,6 +181,9 @@ exit "$code"
 # One process for each task, which starts others for `trainer.devices`
 _PLAIN = """
 rm -f "$folder/exit_code"
+# beside the run's folder, which a start with run.resume=never moves aside; a restart goes on with the run
+restarts=$(cat "$folder.restarts" 2> /dev/null || echo 0)
+export MEDCONV_RESTARTS="$restarts" MEDCONV_JOB="${{JOB_ID:-${{LSB_JOBID:-${{PBS_JOBID:-}}}}}}"
 {python} -m {run_job} "$folder" "${{arguments[@]}}" &
 running=$!
 # a batch system may tell this script alone that the task's time is up
@@ -194,13 +197,12 @@ done
 # a process that still imports Python's modules is ended by the signals that ask to stop: nothing has failed
 case "$code" in {signalled}) code={preempted} ;; esac
 if [ "$code" -eq {preempted} ]; then
-    restarts=$(cat "$folder/restarts" 2> /dev/null || echo 0)
-    echo $((restarts + 1)) > "$folder/restarts"
+    echo $((restarts + 1)) > "$folder.restarts"
     if [ "$restarts" -lt {max_restarts} ]; then
         {requeue}
     fi
 fi
-rm -f "$folder/restarts"
+rm -f "$folder.restarts"
 echo "$code" > "$folder/exit_code"
 exit "$code"
 """

@@ -18,6 +18,7 @@ from medconv.features.sweeps import job_array
 from medconv.features.sweeps.array_script import script
 from medconv.features.sweeps.batch_system import BatchSystem
 from medconv.features.sweeps.job import Job
+from medconv.utils import cluster
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 # Runs each task in the way of the three: their number is in the variable that the test names
@@ -122,6 +123,22 @@ def test_a_task_that_never_goes_on_is_not_queued_for_ever(tmp_path):
     assert (folder / "exit_code").read_text() == "75\n"
 
 
+def test_a_restarted_task_goes_on_with_its_own_run(tmp_path, monkeypatch):
+    """With run.resume=never, too: each restart would else move aside what the last one trained."""
+    monkeypatch.setenv("JOB_ID", "17")
+    seen = []
+    for _ in range(2):
+        told = 'echo "$MEDCONV_JOB $MEDCONV_RESTARTS" > told; exit 75'
+        done, folder = run_task(tmp_path / str(len(seen)), "sge", told, restarts=len(seen))
+        assert done.wait() == 99 and not any(folder.iterdir())
+        seen.append((tmp_path / str(len(seen)) / "told").read_text())
+    assert seen == ["17 0\n", "17 1\n"]
+    monkeypatch.setenv("MEDCONV_JOB", "17")
+    for restarts in (0, 1):
+        monkeypatch.setenv("MEDCONV_RESTARTS", str(restarts))
+        assert (cluster.job(), cluster.restarted()) == ("MEDCONV_JOB=17", bool(restarts))
+
+
 # Words of a system, and what the error says
 WRONG = [
     ({"system": {"name": "mine"}}, "hydra.launcher.system: cancel is missing"),
@@ -149,7 +166,7 @@ def run_task(tmp_path, name, process, restarts=0):
     [job] = jobs(tmp_path / "home", "seed=0")
     job.folder.path.mkdir(parents=True)
     if restarts:
-        (job.folder.path / "restarts").write_text(f"{restarts}\n")
+        job.folder.path.with_name(f"{job.folder.path.name}.restarts").write_text(f"{restarts}\n")
     payload = str(payload_of(tmp_path, process))
     text = script([job], system(settings), settings, ["seed"]).replace(sys.executable, payload)
     environment = {**os.environ, system(settings).index: "1"}

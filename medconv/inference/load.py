@@ -53,7 +53,7 @@ _ERRORS = (
 _NAMES = ("best.ckpt", "last.ckpt")  # the last one where nothing was validated
 # Of the run itself and of further members. Not of any run in a folder: unrelated ones would be averaged.
 _CHECKPOINTS = ("checkpoints", "members/*/checkpoints")
-_MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
+MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def checkpoints_of(path: Path) -> list[Path]:
         for checkpoints in sorted(path.glob(pattern)):
             run = checkpoints.parent
             files = [checkpoints / name for name in _NAMES if (checkpoints / name).is_file()]
-            if _MOVED_ASIDE.search(run.name):
+            if MOVED_ASIDE.search(run.name):
                 continue
             _check_finished(run)
             if not files:

@@ -420,19 +420,15 @@ class OutputDir(Output):
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         if (self.path / TABLE).exists():
             raise self._refusal(f"holds {TABLE}; take another folder")
-        if manifest:
-            self._check_one_format()
-        return self._label_maps()
+        return self._label_maps(manifest)
 
-    def _check_one_format(self) -> None:
-        """Raises: ArgumentError: predictions here have another format than those to come."""
-        for path in self.path.iterdir():
-            is_other = not path.name.endswith(self._suffix) and not path.name.startswith(".")
-            if is_other and path.name.lower().endswith(tuple(suffixes())) and path.is_file():
-                raise self._refusal(f"holds {path.name}, not *{self._suffix}; take another folder")
-
-    def _label_maps(self) -> list[str]:
-        """Cases that have one."""
+    def _label_maps(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Cases that have one. Raises: ArgumentError: one of the manifest has another format."""
+        for case_id in manifest.get("cases", ()):
+            for suffix in suffixes():
+                if suffix != self._suffix and (self.path / f"{case_id}{suffix}").is_file():
+                    name = f"{case_id}{suffix}"
+                    raise self._refusal(f"holds {name}, not *{self._suffix}; take another folder")
         names = [path.name for path in self.path.glob(f"*{self._suffix}")]
         return sorted(name.removesuffix(self._suffix) for name in names if not name.startswith("."))
 

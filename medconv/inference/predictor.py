@@ -20,7 +20,7 @@ import torch
 from nibabel.spatialimages import SpatialImage
 from torch import Tensor
 
-from medconv.data.case import Case
+from medconv.data.case import Case, Grid
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.raster import PIXEL_MM
 from medconv.data.per_case import check_source_spacing, source_spacing
@@ -205,8 +205,9 @@ class Predictor:
             ValueError: its files cannot be read, or do not fit the network.
         """
         stated_mm = self._stated_mm(case.id)
-        if stated_mm == PIXEL_MM and case.images and shape_and_affine(case.images[0])[0][2] > 1:
-            stated_mm = None  # a volume, which the network refuses
+        if stated_mm == PIXEL_MM and case.images:
+            grid = Grid.of(*shape_and_affine(case.images[0]))
+            stated_mm = None if grid.shape[2] > 1 else stated_mm  # a volume, which the network refuses
         image = from_files(replace(case, source_spacing_mm=stated_mm))
         return prepare(image, self.members, self.forward.preprocessings)
 

@@ -348,7 +348,7 @@ def _pixel_warnings(image: NamedImage, model: LoadedModel) -> Iterator[str]:
     """Where the network was trained on pictures and the image is none, or the other way round."""
     are_pictures = bool(image.case.images) and all(map(is_picture, image.case.images))
     stated_mm = image.case.source_spacing_mm
-    if model.takes_pixels and stated_mm == PIXEL_MM and not are_pictures:
+    if model.takes_pixels and stated_mm == PIXEL_MM and not are_pictures and image.has_header:
         yield (
             "its pixels are used as they are, whatever their size in mm: the network was trained on pictures "
             "(PNG, JPEG), which have none"

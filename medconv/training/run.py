@@ -284,7 +284,7 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
         num_samples = _SAMPLES_PER_EPOCH
         if whole_images:
             # Of all cases, which folds share: they are compared by their configs
-            num_samples = whole_images.samples_per_epoch(len(prepared.train) + len(prepared.val))
+            num_samples = whole_images.samples_per_epoch(len(prepared.dataset.cases) - len(prepared.test))
     resolved = replace(
         resolved,
         model=prepared.targets.model(resolved.model),

@@ -78,7 +78,10 @@ def build_trainer(
             None if config.init.pretrained else need_size(config.derived.size),
             # The number that the user sets holds
             validates_all=config.trainer.limit_val_batches is not None,
-            views=lambda steps: prepared.views(steps * samples),
+            # A member of an ensemble shares its time already
+            views=None
+            if folder.path.parent.name == "members"
+            else lambda steps: prepared.views(steps * samples),
         )
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
     settings = _settings(config, callbacks, validates)

@@ -195,6 +195,7 @@ def test_predictions_of_another_format_are_refused(tmp_path):
     """Else they would stay beside a manifest that is not theirs, and be scored by it."""
     fill(label_maps(tmp_path / "out"), cases("a"))
     pictures = [Case("b", (tmp_path / "images/b.png",))]
+    (tmp_path / "out/screenshot.png").touch()  # of no case
     with pytest.raises(ValueError, match=r"holds a\.nii\.gz, not \*\.png; take another folder"):
         fill(label_maps(tmp_path / "out", overlap=0.25), pictures)
     assert (tmp_path / "out/a.nii.gz").is_file() and manifest(tmp_path / "out")["settings"]["overlap"] == 0.5

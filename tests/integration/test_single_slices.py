@@ -150,6 +150,8 @@ def test_its_pixels_are_used_as_they_are_and_the_log_says_so(trained, tmp_path, 
     predictor = medconv.load(trained / "run/checkpoints/best.ckpt", device="cpu", progress=False)
     predictor(_radiograph(tmp_path, _pixels(3)))
     assert "radiograph.dcm: its pixels are used as they are, whatever their size in mm" in caplog.text
+    nib.save(nib.Nifti1Image(_pixels(3).T.astype(np.float32), np.eye(4)), tmp_path / "flat.nii.gz")
+    assert predictor(tmp_path / "flat.nii.gz").shape == (*_pixels(3).T.shape, 1)  # of two axes
     nib.save(nib.Nifti1Image(np.zeros((8, 8, 4), np.float32), np.eye(4)), tmp_path / "volume.nii.gz")
     for volume in (tmp_path / "volume.nii.gz", nib.load(tmp_path / "volume.nii.gz")):
         with pytest.raises(ValueError, match="the network is 2D, the image has shape"):

@@ -5,6 +5,7 @@ the second down, and it shows a patient as viewers of DICOM do: rows go to the l
 """
 
 import struct
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ _GREY = {
 }
 _EXIF_ORIENTATION = 0x0112
 _SWAPS_SIDES = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_PILLOWS_LIMIT = threading.Lock()  # of the program's threads, some read pictures
 _IMAGE_WIDTH = 256  # TIFF tag
 _SAMPLE_FORMAT = 339  # TIFF tag: 1 unsigned, 2 signed
 _SIGNED = 2
@@ -238,11 +240,12 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 @contextmanager
 def _of_any_size() -> Iterator[None]:
     """Inside, Pillow takes no large picture, such as a slide of pathology, for an attack."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
+    with _PILLOWS_LIMIT:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
 
 
 def _upright(path: Path) -> Image.Image:

@@ -236,6 +236,11 @@ class DataModule(LightningDataModule):
     def test_dataloader(self) -> Loader:
         return self._whole_cases(self.split.test)
 
+    @property
+    def validates_batches(self) -> bool:
+        """Whether a validation batch is several cases, as many as the global batch has; else it is one."""
+        return self.samples.whole_images is not None
+
     def _whole_cases(self, cases: Sequence[Case]) -> Loader:
         """Each case on exactly one rank; ranks may have different numbers of cases. Whole images are batched.
 

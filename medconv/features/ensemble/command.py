@@ -69,7 +69,7 @@ def run_command(options: argparse.Namespace) -> int:
         arguments = [*members.with_keys(arguments, [f"trainer.max_time={shares.share(config, rounds)}"])]
     else:
         count = int(options.members)
-    ensemble = members.members_of(config, folder.path, arguments, count, options.folds)
+    ensemble = members.members_of(config, folder, arguments, count, options.folds)
     if config.run.dry_run:
         print(members.plan(ensemble))
         return DONE

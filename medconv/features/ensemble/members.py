@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from medconv.config import RunConfig
+from medconv.inference.load import MOVED_ASIDE
 from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir
 from medconv.utils import cluster, signals
@@ -46,7 +46,7 @@ class Member:
 
 
 def members_of(
-    config: RunConfig, folder: Path, arguments: Sequence[str], count: int, folds: bool
+    config: RunConfig, folder: RunDir, arguments: Sequence[str], count: int, folds: bool
 ) -> list[Member]:
     """The members, the first of which is the run itself.
 
@@ -58,13 +58,13 @@ def members_of(
     one_device = ["trainer.devices=1"] if len(devices_of(config)) > 1 else []
     members = []
     for index in range(count):
-        path = folder / "members" / str(index + 1) if index else folder
+        path = folder.path / "members" / str(index + 1) if index else folder.path
         run_dir = QuotedString(str(path), Quote.single).with_quotes()
         own = [f"run.dir={run_dir}", f"seed={config.seed + index}", *one_device]
         if folds:
             fold = int(config.data.fold) + index
             own.append(f"data.fold={fold if config.data.splits_file else fold % config.data.num_folds}")
-        members.append(Member(index + 1, RunDir(path, config.run.resume), with_keys(arguments, own)))
+        members.append(Member(index + 1, RunDir(path, folder.resume), with_keys(arguments, own)))
     return members
 
 
@@ -170,7 +170,11 @@ def _leave_out_others(members: Sequence[Member]) -> None:
     Raises: ValueError: one has been trained; prediction takes all that are there.
     """
     folders = {member.folder.path for member in members}
-    others = [path for path in members[0].folder.path.glob("members/*") if path not in folders]
+    others = [
+        path.parent
+        for path in members[0].folder.path.glob("members/*/checkpoints")
+        if path.parent not in folders and not MOVED_ASIDE.search(path.parent.name)
+    ]
     for path in others:
         if any(path.glob("checkpoints/*.ckpt")):
             raise ValueError(
@@ -178,13 +182,14 @@ def _leave_out_others(members: Sequence[Member]) -> None:
                 f"prediction takes it: ask for {len(members) + len(others)} members, or remove it"
             )
     for path in others:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it holds something else
             (path / "checkpoints").rmdir()
 
 
 def _started(member: Member, environment: Environment) -> subprocess.Popen[bytes]:
     arguments = member.arguments
-    if member.folder.resume == "never":  # earlier ones were moved aside, for all members at once
+    # Earlier ones were moved aside, for all members at once; or this is a restart of a job that did so
+    if member.folder.resume == "never" or "run.resume=never" in arguments:
         arguments = with_keys(arguments, ["run.resume=auto"])
     command = [sys.executable, "-m", "medconv", "train", *arguments]
     return subprocess.Popen(command, env={**os.environ, **environment})

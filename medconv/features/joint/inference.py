@@ -158,7 +158,7 @@ class JointOutput(OutputDir):
 
     def _write_table(self, first: Sequence[str]) -> None:
         """Args: first: cases that come first, in this order."""
-        done = set(self._label_maps())
+        done = set(self._label_maps({}))
         order = dict.fromkeys(case_id for case_id in [*first, *sorted(done)] if case_id in done)
         columns = [*self._of_image.prediction_columns, *map(column_of, self._of_image.names)]
         rows = [[case_id, *read_json(self.beside("values", case_id))] for case_id in order]
@@ -166,4 +166,4 @@ class JointOutput(OutputDir):
 
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         is_ours = manifest.get("targets") == self.about["targets"]  # so the table is, too
-        return self._label_maps() if is_ours else super()._existing(manifest)
+        return self._label_maps(manifest) if is_ours else super()._existing(manifest)

@@ -65,7 +65,7 @@ class EarlyStopping(callbacks.EarlyStopping):
 
     def _stop(self, trainer: Trainer) -> None:
         """Only once Lightning may stop: it would remember the request after a later, better validation."""
-        if not trainer.fit_loop._can_stop_early:
+        if trainer.should_stop or not trainer.fit_loop._can_stop_early:
             return
         trainer.should_stop = True
         self.stop_reason = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from medconv.config import ConfigError, DataConfig, data_of
+from medconv.config import ConfigError, DataConfig, data_of, validate
 from medconv.features.sweeps import run as sweeps_run
 from medconv.features.sweeps.job import Job, home, key
 from medconv.features.sweeps.search_space import (
@@ -28,6 +28,7 @@ from medconv.features.sweeps.search_space import (
 from medconv.targets.scores import MonitoredMetric, metric_of_summary
 from medconv.training.data_setup import files_state, find_data
 from medconv.training.identity import FREE
+from medconv.training.run import checked_config
 from medconv.training.run_dir import short_hash
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown
@@ -68,6 +69,7 @@ def run(
     folder = home(composed.values, typed)
     monitored = find_data(data_of(composed.values)).targets.monitored
     if composed.values.run.dry_run:
+        checked_config(validate(composed.values))
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
         return DONE

@@ -310,7 +310,7 @@ class ValidationBudget:
         self._clock = clock
         self._spent = 0.0  # seconds of all validations so far
         self._num_batches: int | None = None  # that fit, of each rank; None: all
-        self._ranks: int | None = None  # among which they were divided
+        self._num_of_all: int | None = None  # of all ranks; None: as many as now
         self._said_postponed = False
         # When a validation began, and when each of its batches ended
         self._batch_times: list[float] = []
@@ -319,7 +319,7 @@ class ValidationBudget:
         return {
             "validation": self.seconds_each,
             "val_batches": self._num_batches,
-            "val_ranks": self._ranks,
+            "val_batches_of_all": self._num_of_all,
             "validating": self._spent,
             "validated_at": self.last_step,
         }
@@ -329,7 +329,7 @@ class ValidationBudget:
         # Earlier versions have not recorded these
         if not self._validates_all:
             self._num_batches = state.get("val_batches")
-            self._ranks = state.get("val_ranks")
+            self._num_of_all = state.get("val_batches_of_all")
         self._spent = state.get("validating", 0.0)
         self.last_step = state.get("validated_at", 0)
 
@@ -383,9 +383,12 @@ class ValidationBudget:
         """Makes Lightning validate the chosen number of batches; on other ranks the same ones."""
         if self._num_batches is None:
             return
-        of_all = self._num_batches * (self._ranks or trainer.world_size)
-        self._ranks = trainer.world_size
-        self._num_batches = math.ceil(of_all / self._ranks)
+        # The global batch stays, and so does that of a validation in batches
+        in_batches = getattr(getattr(trainer, "datamodule", None), "validates_batches", False)
+        ranks = 1 if in_batches else trainer.world_size
+        if self._num_of_all is None:
+            self._num_of_all = self._num_batches * ranks
+        self._num_batches = math.ceil(self._num_of_all / ranks)
         # Lightning's loop reads it when it makes its loader, which may have been before
         trainer.limit_val_batches = self._num_batches
         loop = trainer.fit_loop.epoch_loop.val_loop

@@ -147,7 +147,9 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         if self._owed:
             return True
         # Lightning would ask for `min_epochs` first, and this epoch is not counted yet
-        if self.trainer.enable_validation and _has_reached_a_limit(self.trainer):
+        if self.trainer.enable_validation and (
+            _has_reached_a_limit(self.trainer) or _stops_now(self.trainer)
+        ):
             return True
         due = super()._should_check_val_fx(data_fetcher)
         # By time, each rank decides by its own clock, so rank 0's decision counts
@@ -286,6 +288,12 @@ class FinalValidation(Callback):
 def ends_now(trainer: Trainer) -> bool:
     """Whether a run ends after the present batch."""
     return trainer.should_stop or _has_reached_a_limit(trainer)
+
+
+def _stops_now(trainer: Trainer) -> bool:
+    """Whether a wish to stop is granted after this batch, with which the fewest epochs are done."""
+    has_fewest_epochs = trainer.is_last_batch and trainer.current_epoch + 1 >= (trainer.min_epochs or 0)
+    return trainer.should_stop and has_fewest_epochs and trainer.global_step >= (trainer.min_steps or 0)
 
 
 def _has_reached_a_limit(trainer: Trainer) -> bool:

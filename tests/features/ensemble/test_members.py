@@ -112,14 +112,16 @@ def test_a_member_without_a_checkpoint_is_not_left_out(tmp_path):
 
 def test_each_member_takes_another_fold(dataset):
     config = tiny.checked(dataset, "data.fold=1")
-    found = members_of(config, Path("run"), ["data=msd"], 3, folds=True)
+    found = members_of(config, RunDir(Path("run")), ["data=msd"], 3, folds=True)
     assert [member.arguments[-1] for member in found] == ["data.fold=1", "data.fold=2", "data.fold=0"]
     assert [str(member.folder.path) for member in found] == ["run", "run/members/2", "run/members/3"]
     assert found[1].arguments[:3] == ("data=msd", "run.dir='run/members/2'", f"seed={config.seed + 1}")
 
 
 def test_the_commands_of_a_dry_run_train_where_they_are_copied(dataset):
-    found = members_of(tiny.checked(dataset), Path("run"), ["data=msd", "run.dry_run=true"], 2, folds=False)
+    found = members_of(
+        tiny.checked(dataset), RunDir(Path("run")), ["data=msd", "run.dry_run=true"], 2, folds=False
+    )
     lines = members.plan(found).splitlines()
     assert [line.split()[:3] for line in lines] == [["medconv", "train", "data=msd"]] * 2
     assert "dry_run" not in members.plan(found)
@@ -129,7 +131,7 @@ def test_each_device_trains_one_member(dataset, monkeypatch):
     monkeypatch.setattr(members, "num_cores", lambda: 8)
     config = tiny.checked(dataset, "trainer.devices=2")
     assert devices_of(config) == [{"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}]
-    assert "trainer.devices=1" in members_of(config, Path("run"), [], 2, folds=False)[0].arguments
+    assert "trainer.devices=1" in members_of(config, RunDir(Path("run")), [], 2, folds=False)[0].arguments
     assert devices_of(tiny.checked(dataset)) == [{}]
 
 
@@ -180,6 +182,10 @@ def test_a_smaller_number_refuses_trained_members_and_forgets_those_that_never_b
     found = [Member(1, RunDir(tmp_path), ("exit(0)",))]
     waiting = tmp_path / "members/3/checkpoints"
     waiting.mkdir(parents=True)
+    (tmp_path / "members/.DS_Store").touch()
+    aside = tmp_path / "members/2.20261129-101010/checkpoints"  # by run.resume=never
+    aside.mkdir(parents=True)
+    (aside / "last.ckpt").touch()
     assert members.train(found, [{}]) == DONE and not waiting.exists()
     waiting.mkdir()
     (waiting / "last.ckpt").touch()

@@ -273,18 +273,20 @@ def test_postponed_validations_are_further_apart(seconds_each, expected):
     assert budget_with(seconds_each).steps_between(trainer, step_seconds=2.0) == expected
 
 
-def trial(budget, cases, batch_seconds=(60.0, 10.0, 10.0), ranks=1, fitting=None):
+def trial(budget, cases, batch_seconds=(60.0, 10.0, 10.0), ranks=1, fitting=None, in_batches=False):
     """The trainer after a trial of three batches: 60 s, then 10 s each.
 
     Args:
         ranks: of the run.
         fitting: the number of batches that fit on rank 0; None: on this one.
+        in_batches: whether a batch is several cases.
     """
     val_loop = SimpleNamespace(_max_batches=[cases])
     trainer = SimpleNamespace(
         num_val_batches=[cases],
         limit_val_batches=1.0,
         world_size=ranks,
+        datamodule=SimpleNamespace(validates_batches=in_batches),
         strategy=SimpleNamespace(broadcast=lambda value: fitting or value),
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=val_loop)),
     )
@@ -304,15 +306,19 @@ def test_a_validation_that_would_take_too_long_takes_the_first_batches(caplog):
     assert "all 100 batches would take 1000 of the 1000 s of trainer.max_time" in caplog.text
 
 
-@pytest.mark.parametrize(("ranks", "expected"), [(1, 80), (2, 40), (3, 27)])
-def test_on_other_devices_the_same_cases_are_validated(ranks, expected):
-    """Two ranks that validate 40 each validate 80: so do one, and three."""
-    budget = budget_with(None)
-    trial(budget, 100, ranks=2, fitting=40)
-    resumed = budget_with(None)
-    resumed.load_state_dict(budget.state_dict())
-    trainer = trial(resumed, 100, ranks=ranks)
-    assert trainer.limit_val_batches == expected
+@pytest.mark.parametrize(("in_batches", "expected"), [(False, [40, 80, 27, 40]), (True, [40, 40, 40, 40])])
+def test_on_other_devices_the_same_cases_are_validated(in_batches, expected):
+    """Two ranks that validate 40 each validate 80: so do one, and three. Batches of one global size stay 40."""
+    limits = []
+    state = {}
+    for ranks in (2, 1, 3, 2):
+        budget = budget_with(None)
+        if state:
+            budget.load_state_dict(state)
+        trainer = trial(budget, 100, ranks=ranks, fitting=40, in_batches=in_batches)
+        limits.append(trainer.limit_val_batches)
+        state = budget.state_dict()
+    assert limits == expected
 
 
 def test_a_time_between_validations_is_steps_at_the_speed_of_a_run():

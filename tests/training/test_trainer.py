@@ -190,12 +190,17 @@ def test_the_last_step_is_validated_before_the_fewest_epochs_are_done(dataset, t
     assert (tmp_path / "run/checkpoints/best.ckpt").is_file()
 
 
+class EnoughForGood(Callback):
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.should_stop |= trainer.global_step >= 2
+
+
 def test_a_stop_that_the_fewest_epochs_put_off_is_validated(dataset, tmp_path):
     """As by a time that is up: Lightning grants it after the last batch of the first epoch."""
-    ends = [f"+callbacks.enough._target_={__name__}.Enough", "trainer.check_val_every_n_epoch=1000"]
-    more = ["logger=none", "trainer.max_steps=8", "trainer.min_epochs=1", "data.samples_per_epoch=4"]
-    summary = tiny.train(dataset, tmp_path / "run", *more, *ends)
-    assert summary["steps"] == 2 and len(summary["val/cases"]) == 3
+    ends = [f"+callbacks.enough._target_={__name__}.EnoughForGood", "trainer.val_check_interval=0.4"]
+    more = ["trainer.max_steps=8", "trainer.min_epochs=1", "data.samples_per_epoch=10"]
+    assert tiny.train(dataset, tmp_path / "run", *more, *ends)["steps"] == 5
+    assert len(tiny.logged(tmp_path / "run", "val/dice")) == 3  # after steps 2, 4 and 5
 
 
 def test_a_batch_can_be_overfitted(dataset, tmp_path):

@@ -313,8 +313,6 @@ def replace(network: nn.Module, name: str, new: nn.Module) -> None:
 def fold_convs(network: nn.Module) -> nn.Module:
     """A copy of the network in plain torch modules: each weight-space prior is folded into an `nn.ConvNd`."""
     folded = deepcopy(network)
-    if isinstance(folded, Foldable):
-        return folded.folded()
     layers: list[tuple[str, Any]] = list(folded.named_modules())
     # All kernels first: several may be computed from one parameter.
     # Not those that another package's parametrizations compute.
@@ -328,16 +326,19 @@ def fold_convs(network: nn.Module) -> nn.Module:
     kernels = [getattr(layer, key).detach().clone() for layer, key in computed]
     for (layer, key), kernel in zip(computed, kernels, strict=True):
         _fold(layer, key, kernel)
-    for name, layer in layers:
+    for name, layer in reversed(layers):  # inner ones first, which an outer one may move
         if isinstance(layer, Foldable):
+            if not name:
+                return layer.folded()
             replace(folded, name, layer.folded())
     return folded
 
 
 def classes_that_stay(network: nn.Module, names: Iterable[str]) -> set[type[nn.Module]]:
     """Classes in these layers that are not torch's own even after folding: they are no `Foldable`."""
-    folded = fold_convs(network)
-    classes = {type(module) for name in names for module in folded.get_submodule(name).modules()}
+    layers = dict(fold_convs(network).named_modules())
+    # a Foldable around one may have replaced it
+    classes = {type(module) for name in names if name in layers for module in layers[name].modules()}
     return {kind for kind in classes if not kind.__module__.startswith("torch.")}
 
 

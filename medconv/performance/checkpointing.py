@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
@@ -138,7 +138,7 @@ class _FrozenStatistics:
     """
 
     def __init__(self, block: nn.Module) -> None:
-        norms = (module for module in block.modules() if isinstance(module, _BatchNorm))
+        norms = (module for module in block.modules() if isinstance(module, _NormBase))
         self._norms = [norm for norm in norms if norm.track_running_stats]
 
     def __enter__(self) -> None:
@@ -181,7 +181,7 @@ def _collect_blocks(module: nn.Module, blocks: list[nn.Module]) -> int:
     blocks_before = len(blocks)
     convolutions = sum(_collect_blocks(child, blocks) for child in module.children())
     has_smaller_block = len(blocks) > blocks_before
-    is_called = not isinstance(module, nn.ModuleList)  # a list has no forward to checkpoint
+    is_called = type(module).forward is not nn.Module.forward  # a list or dictionary of layers has none
     if convolutions >= 2 and is_called and not has_smaller_block:
         blocks.append(module)
     return convolutions

@@ -39,6 +39,8 @@ def strategy_of(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = Fa
     timeout = timedelta(seconds=perf.timeout_seconds)
     num_processes = processes(trainer)
     if trainer.strategy == "fsdp":
+        if trainer.sync_batchnorm:
+            raise ValueError("trainer.sync_batchnorm=true has no effect with trainer.strategy=fsdp; take ddp")
         if perf.activation_checkpointing == "pointwise":
             raise ValueError(
                 "perf.activation_checkpointing=pointwise recomputes norms from weights that "

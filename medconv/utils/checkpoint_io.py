@@ -144,4 +144,6 @@ def output_names(derived: Mapping[str, Any]) -> list[str]:
     targets = derived.get("targets")
     if not isinstance(targets, Mapping):
         return []
-    return list(targets.get("names") or [])
+    of_image = targets.get("of_image")  # of a network with both
+    further = list(of_image.get("names") or []) if isinstance(of_image, Mapping) else []
+    return [*(targets.get("names") or []), *further]

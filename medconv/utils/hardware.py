@@ -105,6 +105,10 @@ def uses_gpu(accelerator: str) -> bool:
     return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
+# Lightning's short names
+_PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
+
+
 def resolve_precision(precision: Any, accelerator: str) -> Any:
     """Lightning's `precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
 
@@ -115,7 +119,7 @@ def resolve_precision(precision: Any, accelerator: str) -> Any:
     if not gpu and str(precision).startswith("16"):
         raise ArgumentError("precision", f"={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
     if precision != "auto":
-        return precision
+        return _PRECISIONS.get(str(precision), precision)
     if not gpu:
         return "bf16-mixed" if fast_bf16_cpu() else "32-true"
     # Emulated bf16 is slower than fp16.

@@ -47,6 +47,30 @@ class Doubled(Foldable):
         return self.conv
 
 
+class Gated(Foldable):
+    """A convolution and a Foldable gate, which it folds to in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(2, 2, 1), Doubled(nn.Conv2d(2, 2, 1, bias=False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(self.conv(x))
+
+    def folded(self) -> nn.Module:
+        return nn.Sequential(self.conv, self.gate)
+
+
+@pytest.mark.parametrize("network", [Gated(), nn.Sequential(Gated())], ids=["root", "inside"])
+def test_a_foldable_inside_another_is_folded_first(network):
+    image = torch.randn(1, 2, 3, 3)
+    folded = fold_convs(network)
+    torch.testing.assert_close(folded(image), network(image))
+    assert not any(isinstance(module, Foldable) for module in folded.modules())
+    names = [name for name, _ in network.named_modules()]
+    assert classes_that_stay(network, names) == set()  # some are gone with what was around them
+
+
 def test_what_a_layer_folds_to_is_compared_with_it():
     convs = [nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.Conv2d(3, 2, 3, padding=1, bias=False)]
     image = torch.randn(1, 1, 6, 7)

@@ -78,6 +78,22 @@ def test_a_block_is_the_smallest_module_of_two_spatial_convolutions():
     )
 
 
+def test_a_dictionary_of_layers_is_no_block():
+    """It is never called; what calls its layers is."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleDict({name: nn.Conv2d(1, 1, 3, padding=1) for name in "ab"})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers["b"](self.layers["a"](x))
+
+    network = nn.Sequential(Network())
+    assert apply_checkpointing(network, "blocks") == 1
+    assert type(network[0]).__name__ == "CheckpointedNetwork"
+
+
 def test_checkpointing_twice_is_checkpointing_once():
     network = UNet(2, 1, 2, (4, 8), (2,))
     assert (apply_checkpointing(network, "blocks"), apply_checkpointing(network, "blocks")) == (3, 0)
@@ -97,15 +113,18 @@ def test_checkpointing_allows_a_second_backward():
     assert_same_state(network, plain)
 
 
-def test_checkpointing_leaves_cumulative_statistics_alone():
-    block = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, momentum=None), nn.Conv2d(2, 1, 3))
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(2, momentum=None), nn.InstanceNorm2d(2, track_running_stats=True)]
+)
+def test_checkpointing_adds_a_batch_once_to_statistics(norm):
+    block = nn.Sequential(nn.Conv2d(1, 2, 3), norm, nn.Conv2d(2, 1, 3))
     network = nn.Sequential(deepcopy(block))
     plain = nn.Sequential(block)
     assert apply_checkpointing(network, "blocks") == 1
     for image in torch.randn(3, 2, 1, 7, 7):
         assert_same_step(network, plain, image)
         assert_same_state(network, plain)
-    assert network[0][1].momentum is None
+    assert network[0][1].momentum == norm.momentum
 
 
 def test_checkpointing_with_swapped_convolutions_and_autocast():

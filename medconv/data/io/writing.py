@@ -12,6 +12,7 @@ from nibabel.openers import ImageOpener
 from medconv.data.case import Grid
 from medconv.data.io import raster
 from medconv.data.io.images import format_of, nifti_image, shape_and_affine
+from medconv.targets.base import HIGHEST
 from medconv.utils.atomic_io import replacing
 
 _MAX_SHEAR_OF_QFORM = 0.01  # degrees; a qform has no shear
@@ -31,14 +32,20 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
 
     Raises:
         OSError: no space left, or no permission.
+        ValueError: more values than a label map holds.
     """
+    highest = label.max(initial=0)
+    if highest > HIGHEST:
+        raise ValueError(
+            f"{path.name}: {highest} objects are predicted, but a label map holds {HIGHEST} values"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=True) as partial:  # an existing file counts as done
         if raster.is_picture(path):
             raster.write_mask(partial, label)
             return
         source = _template(like)
-        dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
+        dtype = np.uint8 if highest < 256 else np.int16
         array = label.reshape(source.shape[:3]).astype(dtype)
         write = format_of(path).write
         if write is not None:

@@ -24,6 +24,8 @@ PER_FOLD = (
     "data.fold",
     "loss.class_counts",
     "loss.num_cases",
+    "loss.value.class_counts",
+    "loss.value.num_cases",
     "derived.train_cases",
     "derived.num_train_cases",
     "derived.class_counts",

@@ -63,7 +63,8 @@ def medmnist(
     folder = _unpacked(path, Path(cache_dir))
     columns = _label_columns(folder)
     kind = target_type or ("multiclass" if len(columns) == 1 else "multilabel")
-    numbers = _class_numbers(folder) if kind in ("multiclass", "ordinal") else None
+    is_one_column = _label_columns(folder) == ["label"]
+    numbers = _class_numbers(folder) if kind in ("multiclass", "ordinal") and is_one_column else None
     dataset = csv(
         folder / _TABLE, label_columns=columns, target_type=kind, class_names=numbers, modality="grey"
     )

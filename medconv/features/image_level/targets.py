@@ -357,7 +357,7 @@ class TableScores(Scores):
 
     def over_folds(self, folds: Sequence[Mapping[str, CaseOutputs]]) -> dict[str, Any]:
         rows = [row for fold in folds for row in fold.values()]
-        summaries = [self.summary(fold) for fold in folds]
+        summaries = [self.summary(fold) for fold in folds if fold]  # none has a known value in some
         means = {}
         for name in self.targets.metric_names:
             fold_values = [summary[name] for summary in summaries]

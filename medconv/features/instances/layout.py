@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.folder import folder
+from medconv.data.datasets.folder import pairs_of
 from medconv.features.instances.objects import check_installed
 from medconv.features.instances.targets import InstanceTargets
 
@@ -12,11 +12,12 @@ from medconv.features.instances.targets import InstanceTargets
 def instances(
     images: str | Mapping[str, str], labels: str, modality: str = "MRI", root: str | None = None
 ) -> Dataset:
-    """Pairs of an image and an object map. Args: as of `folder`.
+    """Pairs of an image and an object map. Args: as of `pairs_of`.
 
-    Raises: ValueError: as `folder`, or scikit-image is not installed.
+    Raises: ValueError: as `pairs_of`, or scikit-image is not installed.
     """
     check_installed()
     targets = InstanceTargets()
-    dataset = folder(images, labels, ["background", *targets.names], modality, root)
-    return replace(dataset, targets=targets)
+    # Names and values of their files are those of objects, not of classes
+    dataset = pairs_of(images, labels, modality, root).dataset(targets, "instances")
+    return replace(dataset, class_names=("background", *targets.names))

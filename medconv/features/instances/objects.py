@@ -55,17 +55,15 @@ def objects_of(classes: np.ndarray) -> np.ndarray:
     """The objects of a map of classes, numbered from 1: each interior that hangs together by faces, and the
     border that is nearest to it.
 
-    Shape: (*spatial) integers -> (*spatial) int16.
-    Raises: ValueError: more objects than a label map holds.
+    Shape: (*spatial) integers -> (*spatial) int16; int32 for more objects than a label map holds, such as the
+        speckle of a network that has hardly been trained.
     """
     from skimage.segmentation import watershed
 
     seeds, num_objects = label(classes == INTERIOR)
-    if num_objects > HIGHEST:
-        raise ValueError(f"{num_objects} objects are predicted, but a label map holds {HIGHEST} values")
     # of a constant image, watershed grows all seeds by a voxel in turn
     objects: np.ndarray = watershed(np.zeros(classes.shape, np.uint8), seeds, mask=classes > 0)
-    return objects.astype(np.int16)
+    return objects.astype(np.int16 if num_objects <= HIGHEST else np.int32)
 
 
 def doubts_of(objects: np.ndarray) -> list[str]:

@@ -95,6 +95,8 @@ def _read(
         )
     rows = [row for _, row in numbered_rows]
     ids = row_ids(path, header, rows, used_columns=columns)
+    if "case" not in header:  # the files of nnU-Net: CASE_0000
+        ids = [case_id.removesuffix("_0000") for case_id in ids]
     # the text of each row, empty where it stands for no value
     cells = [["" if is_missing(row[column], names) else row[column] for row in rows] for column in columns]
     of_image = targets_of_columns(columns, cells, target_type, names, path)

@@ -125,7 +125,12 @@ class JointTargets(LabelMapTargets):
         return replace(self, of_image=self.of_image.fitted(known(values)))
 
     def output_counts(self, values: np.ndarray) -> list[int] | None:
-        return self.of_image.output_counts(known(values))
+        """As if all cases had a value, so that weights of classes are those of the known ones."""
+        of_known = known(values)
+        counts = self.of_image.output_counts(of_known)
+        if counts is None or not len(of_known):
+            return counts
+        return [round(count * len(values) / len(of_known)) for count in counts]
 
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
         """Also warns of rare classes."""

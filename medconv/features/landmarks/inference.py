@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from medconv.config import ConfigError, RunConfig
 from medconv.data.augmentation.spatial import mirrored_axes
-from medconv.data.case import Case
+from medconv.data.case import Case, Grid
+from medconv.data.io.images import shape_and_affine
 from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
 from medconv.features.landmarks.errors import row_of
@@ -52,12 +53,17 @@ class PointAnswer:
         return np.where(self.found[:, None], self.positions, np.nan)
 
 
-def answer_of(logits: Tensor, crop: CropInfo, targets: LandmarkTargets) -> PointAnswer:
-    """Shape: logits (names, *spatial) on the prepared grid."""
+def answer_of(
+    logits: Tensor, crop: CropInfo, targets: LandmarkTargets, own: CropInfo | None = None
+) -> PointAnswer:
+    """Args: own: with the grid that points are in mm of; None: that of `crop`.
+
+    Shape: logits (names, *spatial) on the prepared grid.
+    """
     heatmaps = logits.float().sigmoid().cpu().numpy()
     shape = heatmaps.shape[1:]
     places, heights = peaks(heatmaps, sigmas(targets.sigma_mm, crop, shape))
-    return PointAnswer(to_mm(places, crop, shape), heights, targets, crop)
+    return PointAnswer(to_mm(places, own or crop, shape), heights, targets, own or crop)
 
 
 class PointForward(LabelMapForward):
@@ -77,11 +83,21 @@ class PointForward(LabelMapForward):
                 # heatmaps stay on the prepared grid, which takes far less than the image's own
                 logits = group.mean(0, group.grid.source_length)
                 crop = group.grid.crop_info
-                one = answer_of(logits.movedim(1, 1 + group.grid.axis), crop, targets)
+                own = _on_own_grid(crop, case_input.case)
+                one = answer_of(logits.movedim(1, 1 + group.grid.axis), crop, targets, own)
                 positions = positions + group.weight * one.positions
                 heights = heights + group.weight * one.heights
-            answers.append(PointAnswer(positions, heights, targets, case_input.crops[0]))
+            crop = _on_own_grid(case_input.crops[0], case_input.case)
+            answers.append(PointAnswer(positions, heights, targets, crop))
         return answers
+
+
+def _on_own_grid(crop: CropInfo, case: Case) -> CropInfo:
+    """Points are in mm of the image's file, also where another spacing was stated for the network."""
+    if case.source_spacing_mm is None or not case.images:
+        return crop
+    own: CropInfo = replace(crop, grid=Grid.of(*shape_and_affine(case.images[0])))
+    return own
 
 
 def point_forward(members: Sequence[LoadedModel], device: str, batch_size: int | None) -> PointForward:

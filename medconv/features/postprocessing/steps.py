@@ -118,7 +118,7 @@ class Steps:
 
     def check(self, targets: SegmentationTargets) -> None:
         """Raises: ValueError: the steps were chosen for other classes."""
-        if replace(self.targets, ignore=None) != replace(targets, ignore=None):
+        if replace(self.targets.of_answers, ignore=None) != replace(targets.of_answers, ignore=None):
             name = self.source or "post-processing"
             raise ValueError(f"{name}: was made for {self.targets.words}; the network has {targets.words}")
 

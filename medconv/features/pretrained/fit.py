@@ -46,11 +46,15 @@ def layers_of(
 
 def _resized_modules(model: Mapping[str, Any], variant: Mapping[str, Any]) -> frozenset[str]:
     """Modules with parameters of another size; none if the variant cannot be built."""
-    try:
-        with torch.random.fork_rng([]), torch.device("meta"):  # no memory, and no change of the random state
-            shapes = _parameter_shapes(configs.build(model, "model"))
-            variant_shapes = _parameter_shapes(configs.build(variant, "model"))
-    except Exception:  # a network without such a version may raise anything
+    for device in ("meta", "cpu"):  # without memory, unless the network reads a tensor as it is built
+        try:
+            with torch.random.fork_rng([]), torch.device(device):  # no change of the random state
+                shapes = _parameter_shapes(configs.build(model, "model"))
+                variant_shapes = _parameter_shapes(configs.build(variant, "model"))
+            break
+        except Exception:  # a network without such a version may raise anything
+            continue
+    else:
         return frozenset()
     resized = set()
     for name, shape in shapes.items():

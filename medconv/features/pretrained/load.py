@@ -224,8 +224,9 @@ def _check_same_convolution(match: Match, file_tensors: Tensors, names: Iterable
         plain = str(match.file_name(f"{layer}.weight"))
         computed = str(match.file_name(f"{layer}{_COMPUTED}"))
         has_plain = plain in file_tensors
-        has_computed = computed in file_tensors
-        if name == f"{layer}{_COMPUTED}" and has_plain and not has_computed:
+        # with conv.share: original0 and original1
+        has_computed = any(computed + number in file_tensors for number in ("", "0"))
+        if name.removesuffix("0") == f"{layer}{_COMPUTED}" and has_plain and not has_computed:
             raise ConfigError(
                 f"{source}: it holds plain weights, such as {plain}, and the convolution of this run "
                 "computes its own: conv.init_from_weights=true projects them"

@@ -76,10 +76,14 @@ class RunningStatistics:
         counts: list[Tensor] = []
         layers: Any = module.modules()
         for layer in layers:
-            if isinstance(getattr(layer, "running_mean", None), Tensor):
-                means_and_variances += [layer.running_mean, layer.running_var]
-                counts.append(layer.num_batches_tracked)
-        self._groups = [means_and_variances, counts] if counts else []
+            for name, group in (
+                ("running_mean", means_and_variances),
+                ("running_var", means_and_variances),
+                ("num_batches_tracked", counts),  # which a norm of another package may lack
+            ):
+                if isinstance(getattr(layer, name, None), Tensor):
+                    group.append(getattr(layer, name))
+        self._groups = [group for group in (means_and_variances, counts) if group]
 
     def now(self) -> list[Tensor]:
         """A copy of all running statistics, one tensor per type: few launches on a GPU."""

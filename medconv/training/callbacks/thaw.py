@@ -32,7 +32,16 @@ class Thaw(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         # Here, since strategies replace parameters
-        self._frozen = frozen_part(pl_module.network, self.patterns)
+        frozen = frozen_part(pl_module.network, self.patterns)
+        # What the network itself keeps frozen stays so
+        parameters = {name: each for name, each in frozen.parameters.items() if each.requires_grad}
+        ours = {id(each) for each in parameters.values()}
+        norms = [
+            norm
+            for norm in frozen.norms
+            if ours.intersection(map(id, norm.parameters())) or not [*norm.parameters()]
+        ]
+        self._frozen = FrozenPart(parameters, tuple(norms))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         schedule = pl_module.lr_schedulers()

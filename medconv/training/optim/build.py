@@ -10,7 +10,7 @@ from inspect import Parameter, get_annotations, isclass, isfunction, signature
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from medconv import config as configs
 from medconv.config import ConfigError, Node, TrainerConfig
@@ -65,6 +65,11 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
         log.info(
             "scheduler: %s does not say what it returns, such as -> ProgressSchedule; patches do not grow",
             target,
+        )
+    elif issubclass(made, ReduceLROnPlateau):
+        raise ConfigError(
+            f"scheduler._target_={target} follows a metric, and schedules here do not; scheduler=plateau "
+            "lowers the rate where validation stalls"
         )
     elif issubclass(made, LRScheduler) and not issubclass(made, ProgressSchedule):
         log.info("scheduler: %s moves once per epoch, not per step", target)

@@ -1,10 +1,13 @@
 """medconv/features/instances/: objects from their classes, matched objects, and targets."""
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers.object_maps import discs
+from PIL import Image
 
-from medconv.features.instances import objects as module
+from medconv.data.io.writing import write_label
+from medconv.features.instances.layout import instances
 from medconv.features.instances.matching import THRESHOLDS, means_of, row_of, scores_of
 from medconv.features.instances.objects import BORDER, INTERIOR, classes_of, doubts_of, objects_of
 from medconv.features.instances.targets import InstanceTargets
@@ -64,10 +67,26 @@ def test_a_border_without_interior_is_no_object():
     assert not objects_of(np.full((4, 4), BORDER, np.int16)).any()
 
 
-def test_more_objects_than_a_label_map_holds_are_an_error(monkeypatch):
-    monkeypatch.setattr(module, "HIGHEST", 3)
-    with pytest.raises(ValueError, match="^4 objects are predicted, but a label map holds 3 values$"):
-        objects_of(classes_of(discs()))
+def test_more_objects_than_a_label_map_holds_are_scored_but_not_written(tmp_path):
+    """The speckle of a network that has hardly been trained."""
+    classes = np.zeros((400, 400, 1), np.int16)
+    classes[::2, ::2] = INTERIOR
+    objects = objects_of(classes)
+    assert objects.max() == 40_000 and row_of(objects, np.zeros_like(objects))["predicted"] == 40_000
+    nib.save(nib.Nifti1Image(np.zeros(classes.shape, np.float32), np.eye(4)), tmp_path / "image.nii.gz")
+    with pytest.raises(ValueError, match=r"a\.nii\.gz: 40000 objects are predicted"):
+        write_label(tmp_path / "a.nii.gz", objects, tmp_path / "image.nii.gz")
+
+
+def test_names_and_values_of_files_are_those_of_objects(tmp_path):
+    """Masks of 0 and 255 are one object each; as classes they would be refused beside two names."""
+    for folder in ("images", "labels"):
+        (tmp_path / folder).mkdir()
+        for number in range(2):
+            Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / folder / f"{number}.png")
+    dataset = instances(str(tmp_path / "images"), str(tmp_path / "labels"))
+    assert dataset.class_names == ("background", "interior", "border")
+    assert [case.relabel for case in dataset.cases] == [None, None]
 
 
 IN_PIECES = "some values are those of several objects, or of one in pieces: 3"

@@ -20,7 +20,7 @@ from medconv.features.image_level.losses import CrossEntropy
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.joint.layout import joint
+from medconv.features.joint.layout import _read, joint
 from medconv.features.joint.losses import JointLoss
 from medconv.features.joint.targets import JointTargets
 from medconv.inference.predictor import Predictor
@@ -263,6 +263,22 @@ def test_any_value_beside_a_label_map(of_image, known, answer):
     assert float(loss(outputs, label, values=values * math.nan)) == pytest.approx(float(of_maps))
     _, pooled = targets.split(outputs)
     assert targets.answer_of_image(pooled)[0].tolist() == pytest.approx(answer)
+
+
+def test_classes_of_known_values_weigh_as_if_all_had_one():
+    """Of 100 cases 40 have a value, 20 of each class: weights are 1, as of 50 and 50."""
+    targets = JointTargets(("box",), ((1,),), of_image=CLASSES)
+    values = np.full((100, 1), np.nan)
+    values[:40, 0] = np.arange(40) % 2
+    assert targets.output_counts(values) == [50, 50]
+
+
+def test_rows_by_path_name_the_cases_of_nnunets_files(tmp_path):
+    (tmp_path / "values.csv").write_text(
+        "path,label\nimagesTr/case00_0000.nii.gz,large\nb_0000.nii.gz,small\n"
+    )
+    _, values, _ = _read(tmp_path / "values.csv", ["label"], None, None)
+    assert list(values) == ["case00", "b"]
 
 
 def test_losses_that_do_not_fit_are_refused():

@@ -123,6 +123,20 @@ def test_layers_of_finds_the_layers_whose_size_depends_on_the_dataset(name):
     assert layers_of(model, {**model, "in_channels": "two"}, model) == Layers()
 
 
+class Reads(nn.Sequential):
+    """As MONAI's Swin networks, it reads a tensor as it is built, which none has on `meta`."""
+
+    def __init__(self, in_channels: int = 1, out_channels: int = 2) -> None:
+        width = int(torch.linspace(0, 4, 2)[1].item())
+        super().__init__(nn.Conv2d(in_channels, width, 1), nn.Conv2d(width, out_channels, 1))
+
+
+def test_layers_of_a_network_that_cannot_be_built_without_memory_are_found():
+    model = {"_target_": f"{__name__}.Reads", "in_channels": 1, "out_channels": 2}
+    layers = layers_of(model, {**model, "in_channels": 2}, {**model, "out_channels": 3})
+    assert layers == Layers(frozenset({"0"}), frozenset({"1"}))
+
+
 NETWORK = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.Conv3d(4, 5, 1))
 LAYERS = Layers(image=frozenset({"0"}), head=frozenset({"2"}))
 FIT = Fit(NETWORK, num_channels=2, layers=LAYERS, inflate_2d=None, axis=2, has_other_classes=False)

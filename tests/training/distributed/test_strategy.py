@@ -159,6 +159,11 @@ def _number(path):
     return int(until(lambda: path.is_file() and path.read_text()))
 
 
+def test_fsdp_has_no_norms_over_all_processes():
+    with pytest.raises(ValueError, match="sync_batchnorm=true has no effect with trainer.strategy=fsdp"):
+        distributed.strategy_of(trainer(strategy="fsdp", devices=2, sync_batchnorm=True), PERF)
+
+
 def test_fsdp_excludes_pointwise_checkpointing():
     with pytest.raises(ValueError, match=r"use perf\.activation_checkpointing=blocks"):
         distributed.strategy_of(

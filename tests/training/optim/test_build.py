@@ -72,6 +72,11 @@ def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(name, caplog):
         with_epochs(node, None)
 
 
+def test_a_schedule_that_follows_a_metric_is_refused():
+    with pytest.raises(ConfigError, match="scheduler=plateau lowers the rate where validation stalls"):
+        with_epochs({"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, 7)
+
+
 class Own(ProgressSchedule):
     """A schedule of a user's own."""
 

@@ -304,6 +304,21 @@ def test_predictions_are_those_of_the_validation(cases, trained, tmp_path, monke
     assert "case3.mrk.json: unknown point tip, expected apex, base" in capsys.readouterr().err
 
 
+def test_points_are_in_mm_of_the_file_where_another_spacing_was_stated(cases, trained, tmp_path):
+    """Its voxels are twice as large by its header, which the user replaces by the spacing of training."""
+    image = nib.load(cases / "images/case3.nii.gz")
+    affine = image.affine.copy()
+    affine[:3, :3] *= 2
+    nib.save(nib.Nifti1Image(image.get_fdata(dtype=np.float32), affine), tmp_path / "wrong.nii.gz")
+    spacing_mm = nib.affines.voxel_sizes(nib.as_closest_canonical(image).affine)
+    expected_voxels = nib.affines.apply_affine(
+        np.linalg.inv(image.affine), Predictor.load(trained)(cases / "images/case3.nii.gz")
+    )
+    predictor = Predictor.load(trained, source_spacing_mm=[float(mm) for mm in spacing_mm])
+    found = nib.affines.apply_affine(np.linalg.inv(affine), predictor(tmp_path / "wrong.nii.gz"))
+    np.testing.assert_allclose(found, expected_voxels, atol=1e-3)
+
+
 def test_a_slice_has_two_axes(tmp_path):
     for number in range(6):
         image = np.random.default_rng(number).normal(1, 0.1, (24, 20, 1))

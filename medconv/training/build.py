@@ -53,6 +53,11 @@ def build_task(config: RunConfig, record: Node, load: Callable[..., Any] | None 
     """
     derived = config.derived
     targets = Targets.from_plain(derived.targets)
+    if targets.unbounded and str(config.trainer.precision) in ("bf16-true", "16-true"):
+        raise configs.ConfigError(
+            f"trainer.precision={config.trainer.precision} rounds the numbers to learn, as it does all of a "
+            "batch; take bf16-mixed or 32-true"
+        )
     network = _network(config, targets, load)
     thaws = config.init.thaw_at is not None
     make_optimizer = build_optimizer(config.optimizer, config.trainer, config.perf.fused_optimizer, thaws)

@@ -47,6 +47,7 @@ class LandmarkTargets(Targets):
         "sigmoid of each channel is the heatmap of the point of this name; it lies at the centre of mass "
         "around the highest voxel, and is absent where the highest value is below targets.threshold"
     )
+    unbounded: ClassVar[bool] = True  # positions in mm
     names: tuple[str, ...] = ()
     sigma_mm: float = 3.0
     threshold: float = 0.2

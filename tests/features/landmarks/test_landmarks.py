@@ -304,6 +304,12 @@ def test_predictions_are_those_of_the_validation(cases, trained, tmp_path, monke
     assert "case3.mrk.json: unknown point tip, expected apex, base" in capsys.readouterr().err
 
 
+def test_half_precision_throughout_is_refused(cases, tmp_path):
+    """Lightning would round the positions, as all numbers of a batch."""
+    with pytest.raises(ConfigError, match=r"trainer\.precision=bf16-true rounds the numbers to learn"):
+        train(cases, tmp_path / "run", "trainer.precision=bf16-true")
+
+
 def test_points_are_in_mm_of_the_file_where_another_spacing_was_stated(cases, trained, tmp_path):
     """Its voxels are twice as large by its header, which the user replaces by the spacing of training."""
     image = nib.load(cases / "images/case3.nii.gz")

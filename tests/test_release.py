@@ -29,7 +29,8 @@ def test_no_link_of_the_readme_is_relative_on_the_package_index(tmp_path):
     raw = "https://raw.githubusercontent.com/owner/name/v0.2.0/"
     page = "https://github.com/owner/name/blob/v0.2.0/"
     assert len(before) > 15
-    assert after == [(raw if link.startswith("docs/images/") else page) + link for link in before]
+    bases = ["" if "://" in link else raw if link.startswith("docs/images/") else page for link in before]
+    assert after == [base + link for base, link in zip(bases, before, strict=True)]
 
 
 def test_the_badges_say_what_is_true(tmp_path):

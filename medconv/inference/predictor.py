@@ -169,8 +169,8 @@ class Predictor:
             spacing_mm: of an array's spatial axes, which point right, anterior and superior, in place of
                 `affine`.
         Returns:
-            (X, Y, Z) int16 on the grid of the image, Z = 1 if it is 2D; or (names,) float32, probabilities
-            or numbers.
+            (X, Y, Z) int16, int32 of more than 32767 objects, on the grid of the image, Z = 1 if it is 2D; or
+            (names,) float32, probabilities or numbers.
         Raises:
             ValueError: an image that cannot be read, or does not fit the network.
         """

@@ -181,7 +181,8 @@ def _collect_blocks(module: nn.Module, blocks: list[nn.Module]) -> int:
     blocks_before = len(blocks)
     convolutions = sum(_collect_blocks(child, blocks) for child in module.children())
     has_smaller_block = len(blocks) > blocks_before
-    is_called = type(module).forward is not nn.Module.forward  # a list or dictionary of layers has none
+    # a list or dictionary of layers has no forward of its own
+    is_called = getattr(type(module), "forward", None) is not nn.Module.forward
     if convolutions >= 2 and is_called and not has_smaller_block:
         blocks.append(module)
     return convolutions

@@ -53,7 +53,8 @@ def build_task(config: RunConfig, record: Node, load: Callable[..., Any] | None 
     """
     derived = config.derived
     targets = Targets.from_plain(derived.targets)
-    if targets.unbounded and str(config.trainer.precision) in ("bf16-true", "16-true"):
+    learns_numbers = targets.unbounded or (targets.of_table is not None and targets.of_table.unbounded)
+    if learns_numbers and str(config.trainer.precision) in ("bf16-true", "16-true"):
         raise configs.ConfigError(
             f"trainer.precision={config.trainer.precision} rounds the numbers to learn, as it does all of a "
             "batch; take bf16-mixed or 32-true"

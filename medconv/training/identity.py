@@ -9,6 +9,7 @@ from typing import Any
 from medconv.config import Node, flatten
 from medconv.config.values import as_text
 from medconv.data.preprocessing.store import BROKEN
+from medconv.utils.hardware import PRECISIONS
 from medconv.utils.logging import some
 
 # Prefixes of keys that may change when a run resumes: none of them changes what is trained.
@@ -63,8 +64,12 @@ def config_differences(earlier: Node, current: Node) -> list[str]:
 
 
 def settings_of(config: Node) -> dict[str, Any]:
-    """Settings by dotted key; those that earlier versions lacked have the value that these used."""
-    return {**_EARLIER, **flatten(config)}
+    """Settings by dotted key; those that earlier versions lacked have the value that these used, and a
+    precision has its full name.
+    """
+    settings = {**_EARLIER, **flatten(config)}
+    precision = str(settings.get("trainer.precision"))
+    return {**settings, "trainer.precision": PRECISIONS.get(precision, precision)}
 
 
 def _is_place(key: str) -> bool:

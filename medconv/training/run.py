@@ -283,8 +283,11 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
         whole_images = prepared.targets.family.own("whole_images")
         num_samples = _SAMPLES_PER_EPOCH
         if whole_images:
-            # Of all cases, which folds share: they are compared by their configs
-            num_samples = whole_images.samples_per_epoch(len(prepared.dataset.cases) - len(prepared.test))
+            # Of all cases, which folds share: they are compared by their configs. A file may name fewer
+            num_cases = len(prepared.dataset.cases) - len(prepared.test)
+            if resolved.data.splits_file is not None:
+                num_cases = len(prepared.train) + len(prepared.val)
+            num_samples = whole_images.samples_per_epoch(num_cases)
     resolved = replace(
         resolved,
         model=prepared.targets.model(resolved.model),

@@ -80,7 +80,7 @@ def build_trainer(
             validates_all=config.trainer.limit_val_batches is not None,
             # A member of an ensemble shares its time already
             views=None
-            if folder.path.parent.name == "members"
+            if folder.path.parent.name == "members" or (folder.path / "members").is_dir()
             else lambda steps: prepared.views(steps * samples),
         )
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)

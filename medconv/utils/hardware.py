@@ -106,7 +106,7 @@ def uses_gpu(accelerator: str) -> bool:
 
 
 # Lightning's short names
-_PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
+PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
 
 def resolve_precision(precision: Any, accelerator: str) -> Any:
@@ -119,7 +119,7 @@ def resolve_precision(precision: Any, accelerator: str) -> Any:
     if not gpu and str(precision).startswith("16"):
         raise ArgumentError("precision", f"={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
     if precision != "auto":
-        return _PRECISIONS.get(str(precision), precision)
+        return PRECISIONS.get(str(precision), precision)
     if not gpu:
         return "bf16-mixed" if fast_bf16_cpu() else "32-true"
     # Emulated bf16 is slower than fp16.
@@ -134,7 +134,8 @@ def fast_bf16_cpu() -> bool:
 
 def autocast_dtype(precision: Any) -> torch.dtype | None:
     """The autocast dtype of Lightning's `precision`; None without autocast."""
-    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(precision))
+    name = PRECISIONS.get(str(precision), str(precision))
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(name)
 
 
 def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any:
@@ -253,7 +254,7 @@ def measuring(accelerator: str, devices: Any, backends: Backends) -> Iterator[No
 
 
 def set_matmul_precision(matmul_precision: str) -> None:
-    """Set the precision of fp32 products for this process: one of `MATMUL_PRECISIONS`."""
+    """Set the precision of fp32 products for this process: one of `MATMULPRECISIONS`."""
     torch.set_float32_matmul_precision(matmul_precision)
     torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
 

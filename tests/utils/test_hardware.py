@@ -7,10 +7,12 @@ import sys
 import pytest
 import torch
 
+from medconv.training.identity import config_differences
 from medconv.utils import hardware
 from medconv.utils.hardware import (
     DeviceCopies,
     HostCopy,
+    autocast_dtype,
     benchmark_kernels,
     check_devices,
     compiler_missing,
@@ -128,6 +130,8 @@ def test_lightnings_short_names_mean_the_same_everywhere(short, full, monkeypatc
     """Also where steps are timed, and in prediction."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_precision(short, "gpu") == full
+    assert autocast_dtype(short) == autocast_dtype(full)  # of a checkpoint
+    assert not config_differences({"trainer": {"precision": short}}, {"trainer": {"precision": full}})
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true", 16])

@@ -66,7 +66,9 @@ def _loaded(source: Path, format: Format, trusted: Sequence[str], plain: bool = 
     for model in models[1:]:
         check_same(first, model)
         if model.targets != first.targets:  # also what is fitted to the training cases
-            raise ValueError(f"{model.path}: its outputs have another unit than those of {first.path}")
+            raise ValueError(
+                f"{model.path}: its targets differ from those of {first.path}, so no mean is exact"
+            )
         if model.preprocessing != first.preprocessing or model.window != first.window:
             raise ValueError(f"{model.path}: has another preprocessing or window than {first.path}")
     if not first.targets.per_voxel:

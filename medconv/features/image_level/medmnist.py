@@ -63,8 +63,8 @@ def medmnist(
     folder = _unpacked(path, Path(cache_dir))
     columns = _label_columns(folder)
     kind = target_type or ("multiclass" if len(columns) == 1 else "multilabel")
-    is_one_column = _label_columns(folder) == ["label"]
-    numbers = _class_numbers(folder) if kind in ("multiclass", "ordinal") and is_one_column else None
+    has_classes = kind in ("multiclass", "ordinal") and columns == ["label"]
+    numbers = _class_numbers(folder) if has_classes else None
     dataset = csv(
         folder / _TABLE, label_columns=columns, target_type=kind, class_names=numbers, modality="grey"
     )

@@ -376,7 +376,7 @@ class TableScores(Scores):
         ]
 
     def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return [(name, summary[name]) for name in self.targets.metric_names]
+        return [(name, summary.get(name)) for name in self.targets.metric_names]
 
     def text(self, outputs: np.ndarray, truth: np.ndarray) -> str:
         """Markdown tables of the scores, and of the number of cases of each class or label."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,8 +53,12 @@ def joint(
     columns = [label_columns] if isinstance(label_columns, str) else list(label_columns or ["label"])
     of_image, values, errors = _read(Path(table), columns, target_type, value_names)
     ids = [case.id for case in dataset.cases]
+    # A row by path may name the file of a first channel, as nnU-Net has it
+    known_ids = frozenset(ids)
+    values = {_case_of(name, known_ids): each for name, each in values.items()}
+    errors = {_case_of(name, known_ids): each for name, each in errors.items()}
     lacking = [case_id for case_id in ids if case_id not in values and case_id not in errors]
-    others = [case_id for case_id in values if case_id not in set(ids)]
+    others = [case_id for case_id in values if case_id not in known_ids]
     if len(lacking) == len(ids):
         raise ArgumentError(
             "table", f"={table}: no row of a case; it has {some(others, 3)}, the cases are {some(ids, 3)}"
@@ -76,6 +80,12 @@ def joint(
     )
 
 
+def _case_of(name: str, ids: Collection[str]) -> str:
+    """The id of a row: its name, without the number of a channel if there is only such a case."""
+    case_id = name.removesuffix("_0000")
+    return case_id if name not in ids and case_id in ids else name
+
+
 def _read(
     path: Path, columns: Sequence[str], target_type: str | None, names: Sequence[str] | None
 ) -> tuple[ImageLevelTargets, dict[str, tuple[float, ...]], dict[str, str]]:
@@ -95,8 +105,6 @@ def _read(
         )
     rows = [row for _, row in numbered_rows]
     ids = row_ids(path, header, rows, used_columns=columns)
-    if "case" not in header:  # the files of nnU-Net: CASE_0000
-        ids = [case_id.removesuffix("_0000") for case_id in ids]
     # the text of each row, empty where it stands for no value
     cells = [["" if is_missing(row[column], names) else row[column] for row in rows] for column in columns]
     of_image = targets_of_columns(columns, cells, target_type, names, path)

@@ -20,7 +20,7 @@ from medconv.features.image_level.losses import CrossEntropy
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.joint.layout import _read, joint
+from medconv.features.joint.layout import _case_of, joint
 from medconv.features.joint.losses import JointLoss
 from medconv.features.joint.targets import JointTargets
 from medconv.inference.predictor import Predictor
@@ -273,12 +273,16 @@ def test_classes_of_known_values_weigh_as_if_all_had_one():
     assert targets.output_counts(values) == [50, 50]
 
 
-def test_rows_by_path_name_the_cases_of_nnunets_files(tmp_path):
-    (tmp_path / "values.csv").write_text(
-        "path,label\nimagesTr/case00_0000.nii.gz,large\nb_0000.nii.gz,small\n"
-    )
-    _, values, _ = _read(tmp_path / "values.csv", ["label"], None, None)
-    assert list(values) == ["case00", "b"]
+@pytest.mark.parametrize(
+    ("name", "ids", "case"),
+    [
+        ("case00_0000", ["case00"], "case00"),
+        ("scan_0000", ["scan_0000", "scan"], "scan_0000"),
+        ("a_0000", ["b"], "a_0000"),
+    ],
+)
+def test_rows_by_path_name_the_cases_of_nnunets_files(name, ids, case):
+    assert _case_of(name, ids) == case
 
 
 def test_losses_that_do_not_fit_are_refused():

@@ -94,6 +94,12 @@ _HYDRAS_WORDS = ("null", "true", "false", "inf", "nan")
 _ESCAPED_IN_KEYS = re.compile(r"([\\()\[\]{}:=,\s])")
 
 
+def place_of_keys(arguments: Sequence[str]) -> slice:
+    """Where the keys stand in arguments, among which Hydra wants them in a row; at the end without any."""
+    places = [n for n, argument in enumerate(arguments) if "=" in argument and not argument.startswith("-")]
+    return slice(places[0], places[-1] + 1) if places else slice(len(arguments), len(arguments))
+
+
 def as_override(name: str, value: Any) -> str:
     """`KEY=VALUE` for a keyword argument.
 

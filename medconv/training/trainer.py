@@ -72,16 +72,15 @@ def build_trainer(
     samples = (config.data.global_batch_size or 1) * config.trainer.accumulate_grad_batches  # of a step
     validates = bool(prepared.val)
     if max_seconds is not None:
+        # A member of an ensemble shares its time already
+        in_ensemble = folder.path.parent.name == "members" or (folder.path / "members").is_dir()
         budget = TimeBudget(
             max_seconds,
             # Fine-tuning needs fewer steps than a size does
             None if config.init.pretrained else need_size(config.derived.size),
             # The number that the user sets holds
             validates_all=config.trainer.limit_val_batches is not None,
-            # A member of an ensemble shares its time already
-            views=None
-            if folder.path.parent.name == "members" or (folder.path / "members").is_dir()
-            else lambda steps: prepared.views(steps * samples),
+            views=None if in_ensemble else lambda steps: prepared.views(steps * samples),
         )
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
     settings = _settings(config, callbacks, validates)

@@ -254,7 +254,7 @@ def measuring(accelerator: str, devices: Any, backends: Backends) -> Iterator[No
 
 
 def set_matmul_precision(matmul_precision: str) -> None:
-    """Set the precision of fp32 products for this process: one of `MATMULPRECISIONS`."""
+    """Set the precision of fp32 products for this process: one of `MATMUL_PRECISIONS`."""
     torch.set_float32_matmul_precision(matmul_precision)
     torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from helpers import tiny
-from helpers.benchmarks_harness import benchmark, commands_in_this_process
+from helpers.benchmarks_harness import benchmark, commands_in_this_process, learning_arguments
 from torch import nn
 
 from benchmarks import learning
@@ -21,17 +21,7 @@ from medconv.data.splits import grouped
 def test_trainings_are_compared_case_by_case(monkeypatch, tmp_path):
     commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
-    arguments = [
-        "learning",
-        "--root",
-        str(dataset),
-        "--output",
-        str(tmp_path / "runs"),
-        "--variants",
-        "plain",
-        "ball",
-    ]
-    arguments += ["--cases", "3", "--seeds", "2", "--steps", "2", "--channels", "8", "16", "16"]
+    arguments = learning_arguments(dataset, tmp_path / "runs", ["plain", "ball"], seeds=2)
     arguments += ["--plot", str(tmp_path / "gains.svg"), "--per-case", str(tmp_path / "cases.csv")]
     rows = benchmark(monkeypatch, tmp_path, *arguments)
     assert [row["variant"] for row in rows] == ["plain", "ball"]

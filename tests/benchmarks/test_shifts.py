@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.benchmarks_harness import benchmark, commands_in_this_process
+from helpers.benchmarks_harness import benchmark, commands_in_this_process, learning_arguments
 
 from benchmarks.shifts import SHIFTS
 
@@ -38,17 +38,8 @@ def test_every_shift_keeps_the_shape(name):
 def test_networks_are_compared_under_a_shift(monkeypatch, tmp_path):
     commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
-    arguments = [
-        "--root",
-        str(dataset),
-        "--output",
-        str(tmp_path / "runs"),
-        "--variants",
-        "plain",
-        "rates by tap",
-    ]
-    arguments += ["--cases", "3", "--seeds", "1", "--steps", "2", "--channels", "8", "16", "16"]
-    trained = benchmark(monkeypatch, tmp_path, "learning", *arguments)
+    arguments = learning_arguments(dataset, tmp_path / "runs", ["plain", "rates by tap"], seeds=1)
+    trained = benchmark(monkeypatch, tmp_path, *arguments)
     (folder,) = (tmp_path / "runs/data").glob("3-2-*")
     shifts = ["--shifts", "none", "mirrored"]
     rows = benchmark(monkeypatch, tmp_path, "shifts", "--root", str(dataset), "--runs", str(folder), *shifts)

@@ -18,6 +18,12 @@ from benchmarks.peers.forked import ForkedPeer
 ROW_KEYS = {"benchmark", "case", "variant", "reference", "ratio", "device", "hardware", "cores", "torch"}
 
 
+def learning_arguments(dataset: Path, runs: Path, variants: Sequence[str], seeds: int) -> list[str]:
+    """Of the benchmark `learning`, for trainings of two steps on three cases."""
+    sizes = ["--cases", "3", "--seeds", str(seeds), "--steps", "2", "--channels", "8", "16", "16"]
+    return ["learning", "--root", str(dataset), "--output", str(runs), "--variants", *variants, *sizes]
+
+
 def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
     """The rows of `python scripts/benchmark.py` with these arguments."""
     file = tmp_path / "rows.json"

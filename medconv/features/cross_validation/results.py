@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.datasets.common import read_json
-from medconv.features.cross_validation.folds import Fold, fold_order, read_folds
+from medconv.features.cross_validation.folds import PER_FOLD, Fold, fold_order, read_folds
 from medconv.metrics.dice import ClassScores
 from medconv.targets import Targets
 from medconv.training.run_dir import short_hash
@@ -37,7 +37,7 @@ class CrossValidation:
     @property
     def targets(self) -> Targets:
         """What the networks predict, without what each fold's training cases decided."""
-        return Targets.from_plain(_without_fit(self.folds[0].config["derived"]["targets"]))
+        return Targets.from_plain(_shared(self.folds[0].config["derived"]["targets"], "derived.targets"))
 
     @property
     def cases(self) -> list[tuple[str, str, ClassScores]]:
@@ -45,12 +45,12 @@ class CrossValidation:
         return [(fold.number, case, row) for fold in self.folds for case, row in fold.rows.items()]
 
 
-def _without_fit(targets: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of targets, which may hold others, without what is fitted to training cases."""
+def _shared(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The nested values of a node without those that may differ between folds."""
     return {
-        key: _without_fit(value) if isinstance(value, Mapping) else value
-        for key, value in targets.items()
-        if key not in ("means", "stds")
+        key: _shared(value, f"{name}.{key}") if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if f"{name}.{key}" not in PER_FOLD
     }
 
 

@@ -48,12 +48,11 @@ def configs_with(conv: str, overrides: Sequence[str], packages: Sequence[str] = 
 
 
 def _with_keys(conv: str, overrides: Sequence[str], packages: Sequence[str]) -> list[str]:
-    """The overrides with convolution and packages before the first key: Hydra wants all keys in a row."""
+    """The overrides with convolution and packages before the first key."""
     keys = [f"conv={conv}"] if "." not in conv else ["conv=none", f"conv._target_={conv}"]
     if packages:
         keys.append(f"run.packages=[{','.join(packages)}]")
-    is_key = ["=" in argument and not argument.startswith("-") for argument in overrides]
-    first = is_key.index(True) if True in is_key else len(overrides)
+    first = compose.place_of_keys(overrides).start
     return [*overrides[:first], *keys, *overrides[first:]]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from medconv.config import RunConfig
+from medconv.config import RunConfig, compose
 from medconv.inference.load import MOVED_ASIDE
 from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir
@@ -69,9 +69,8 @@ def members_of(
 
 
 def with_keys(arguments: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
-    """The arguments with further keys after the last one, for Hydra wants all keys in a row."""
-    is_key = ["=" in argument and not argument.startswith("-") for argument in arguments]
-    after = len(is_key) - is_key[::-1].index(True) if True in is_key else len(arguments)
+    """The arguments with further keys after the last one."""
+    after = compose.place_of_keys(arguments).stop
     return (*arguments[:after], *keys, *arguments[after:])
 
 

@@ -43,13 +43,20 @@ class SqueezeExcitation(Foldable, fold_is_tested=True):
         return fx.symbolic_trace(self)
 
 
-def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module] | None = None) -> nn.Module:
+def se(
+    conv: Any,
+    *,
+    reduction: int = 8,
+    inner: Callable[..., nn.Module] | None = None,
+    init_from_weights: bool = False,
+) -> nn.Module:
     """The convolution, then squeeze-and-excitation over its outputs.
 
     Args:
         conv: the convolution to wrap, kept as it is.
         reduction: hidden channels are out / reduction, at least 1.
         inner: another convolution of this package to put in its place first.
+        init_from_weights: `inner` projects the present weight; without `inner` it is kept in any case.
     Returns:
         `nn.Sequential` of the convolution and the excitation.
     Raises:
@@ -60,4 +67,6 @@ def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module]
         raise ValueError(f"reduction must be at least 1, got {reduction}")
     excitation: Any = SqueezeExcitation(len(conv.kernel_size), conv.out_channels, reduction)
     excitation.to(conv.weight.device, conv.weight.dtype)
-    return nn.Sequential(conv if inner is None else inner(conv), excitation)
+    if inner is not None:
+        conv = inner(conv, init_from_weights=True) if init_from_weights else inner(conv)
+    return nn.Sequential(conv, excitation)

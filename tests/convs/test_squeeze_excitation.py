@@ -1,5 +1,7 @@
 """medconv/convs/squeeze_excitation.py: gates from the means of all channels."""
 
+from copy import deepcopy
+
 import numpy as np
 import torch
 from helpers.conv_family import build, image
@@ -15,6 +17,16 @@ def test_se_wraps_any_convolution():
     folded = fold_convs(module)
     assert type(folded[0]) is nn.Conv3d
     torch.testing.assert_close(folded(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_the_convolution_inside_projects_the_present_weight_if_asked():
+    plain = nn.Conv3d(4, 8, 3)
+    same = deepcopy(plain)
+    module = se(plain, inner=basis, init_from_weights=True)
+    expected = basis(same, init_from_weights=True)
+    torch.testing.assert_close(module[0].weight, expected.weight)
+    kept = nn.Conv3d(4, 8, 3)
+    assert se(kept, init_from_weights=True)[0] is kept
 
 
 def test_se_scales_each_channel_by_a_gate_from_all_channel_means():

@@ -1,7 +1,7 @@
 """Load pretrained weights from a file: all tensors that fit, with a report of all others."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,14 @@ from torch import Tensor, nn
 
 from medconv.config import ConfigError, Derived
 from medconv.features.pretrained import read
-from medconv.features.pretrained.fit import (
-    TO_3D,
-    Fit,
-    Layers,
-    Pair,
-    Pairs,
-    convolution_of,
-    module_of,
-    new_axis,
-    within,
-)
+from medconv.features.pretrained.fit import TO_3D, Fit, Layers, Pair, Pairs, convolution_of, new_axis, within
 from medconv.features.pretrained.match import COUNTER, Match, matched
+from medconv.features.pretrained.nnunet_names import by_our_names, has_nnunet_names
 from medconv.features.pretrained.rescale import kernel_sizes, rescale
 from medconv.utils.checkpoint_io import output_names
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
-# the name that replaces `.weight` in a convolution with a computed weight
-_COMPUTED = ".parametrizations.weight.original"
 _ROWS = 12  # of each kind of tensors in the report of the log
 Tensors = Mapping[str, Tensor]
 
@@ -124,11 +113,13 @@ def load(
     if inflate_2d not in (None, *TO_3D):
         allowed = ", ".join(TO_3D)
         raise ConfigError(f"init.inflate_2d must be null or one of {allowed}, got {inflate_2d}")
-    file_tensors, metadata = read.read(path, origin.axes if origin else None)
+    file_tensors, metadata = read.read(path)
     saved = read.derived_values(metadata) or {}
     layers = layers or Layers()
     source = f"init.pretrained={path}"
     tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+    if not has_nnunet_names(tensors):  # nnU-Net's own network may be trained here, too
+        file_tensors = by_our_names(file_tensors, origin.axes if origin else None)
     kernels = f"it holds {_first_kernels(file_tensors)}; the network has {_first_kernels(tensors)}"
     match = matched(file_tensors, tensors)
     if match is None:
@@ -136,7 +127,7 @@ def load(
     file_names = {name: match.file_name(name) for name in tensors}
     pairs = _pairs(file_names, file_tensors, tensors)
     # Before anything is loaded: a network with half of its weights would be worse than an error.
-    _check_same_convolution(match, file_tensors, tensors, source)
+    _check_same_convolution(match, file_tensors, tensors, layers.head, source)
     _check_dimensions(network, pairs, source, inflate_2d)
     fit = Fit(
         network=network,
@@ -157,7 +148,7 @@ def load(
     factors = rescale(network, random_sizes)
     report.rescaled = {name: f"times {factor:g}" for name, factor in factors.items()}
     _add_unused(report, file_tensors, file_names, values)
-    report.share = _loaded_share(values, tensors, layers)
+    report.share = _loaded_share(report.loaded, tensors, layers)
     _log(report, source, path)
     return report
 
@@ -199,43 +190,71 @@ def _fitted(fit: Fit, pairs: Pairs, tensors: Tensors, report: Report) -> dict[st
         report.loaded.append(name)
         if note:
             report.reshaped[name] = note
+    # A file may hold what two layers share under the name of one of them, as safetensors do.
+    storages = {tensors[name].data_ptr() for name in values}
+    for name, value in tensors.items():
+        if name not in pairs and value.numel() and value.data_ptr() in storages:
+            del report.random[name]
+            report.loaded.append(name)
     return values
 
 
-def _loaded_share(values: Tensors, tensors: Tensors, layers: Layers) -> float:
+def _loaded_share(loaded: Sequence[str], tensors: Tensors, layers: Layers) -> float:
     """The share that is loaded of the network's numbers outside of its head."""
     total = 0
-    loaded = 0
+    number_loaded = 0
+    names = set(loaded)
     for name, value in tensors.items():
         if not within(name, layers.head):
             total += value.numel()
-            loaded += value.numel() if name in values else 0
-    return loaded / max(1, total)
+            number_loaded += value.numel() if name in names else 0
+    return number_loaded / max(1, total)
 
 
-def _check_same_convolution(match: Match, file_tensors: Tensors, names: Iterable[str], source: str) -> None:
-    """Check that both file and network have plain weights, or both computed ones.
+def _check_same_convolution(
+    match: Match, file_tensors: Tensors, tensors: Tensors, head: frozenset[str], source: str
+) -> None:
+    """Check that file and network agree which kernels are plain weights.
 
+    Others are computed, or are those of several layers in the place of one (`separable`, `se`).
+
+    Args:
+        head: may have more layers than the file's.
     Raises:
-        ConfigError: only one of them has computed weights.
+        ConfigError: a plain kernel of one of them has other weights in its place in the other.
     """
-    for name in names:
-        layer = module_of(name)
-        plain = str(match.file_name(f"{layer}.weight"))
-        computed = str(match.file_name(f"{layer}{_COMPUTED}"))
-        has_plain = plain in file_tensors
-        # with conv.share: original0 and original1
-        has_computed = any(computed + number in file_tensors for number in ("", "0"))
-        if name.removesuffix("0") == f"{layer}{_COMPUTED}" and has_plain and not has_computed:
-            raise ConfigError(
-                f"{source}: it holds plain weights, such as {plain}, and the convolution of this run "
-                "computes its own: conv.init_from_weights=true projects them"
-            )
-        if name == f"{layer}.weight" and has_computed and not has_plain:
-            raise ConfigError(
-                f"{source}: its convolutions compute their weights, from {computed} and others, and here "
-                "they are plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
-            )
+    for name in tensors:
+        if within(name, head):
+            continue
+        for layer in _enclosing(name):
+            plain = str(match.file_name(f"{layer}.weight"))
+            if _is_spatial_kernel(file_tensors.get(plain)) and f"{layer}.weight" not in tensors:
+                raise ConfigError(
+                    f"{source}: it holds plain weights, such as {plain}, and the convolution of this run has "
+                    f"others, such as {name}: conv.init_from_weights=true projects them"
+                )
+    names = {match.file_name(name): name for name in tensors}
+    for file_name in file_tensors:
+        for layer in _enclosing(file_name):
+            plain = f"{layer}.weight"
+            name = names.get(plain, "")
+            is_plain_here = _is_spatial_kernel(tensors.get(name)) and not within(name, head)
+            if is_plain_here and plain not in file_tensors:
+                raise ConfigError(
+                    f"{source}: its convolutions have other weights, such as {file_name}, and here they are "
+                    "plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
+                )
+
+
+def _enclosing(name: str) -> list[str]:
+    """The modules that enclose the one of a tensor: `a.b.c.weight` has `a` and `a.b`."""
+    words = name.split(".")[:-2]
+    return [".".join(words[: number + 1]) for number in range(len(words))]
+
+
+def _is_spatial_kernel(value: Tensor | None) -> bool:
+    """Whether it is the weight of a convolution that is not 1 x 1, which no `conv` replaces."""
+    return value is not None and value.ndim > 2 and max(value.shape[2:]) > 1
 
 
 def _check_dimensions(network: nn.Module, pairs: Pairs, source: str, inflate_2d: str | None) -> None:

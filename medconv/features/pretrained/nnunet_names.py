@@ -32,6 +32,11 @@ def by_our_names(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dic
     return {**weights, **{name: state[name] for name in unknown}}
 
 
+def has_nnunet_names(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the tensors are, under whatever prefix, those of a network of nnU-Net or nnssl."""
+    return _network_prefix(tensors) is not None
+
+
 def _network_prefix(names: Mapping[str, Tensor]) -> str | None:
     """What stands before nnU-Net's own names; None: the file has none of them."""
     for name in names:

@@ -9,19 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medconv.features.pretrained import nnunet_names
 from medconv.utils import checkpoint_io
 
 
-def read(path: Path, axes: nnunet_names.Axes | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Every tensor of a file by its dotted name, and the metadata of a file of ours (else empty).
 
     Nested mappings, such as the `state_dict` of a checkpoint, become part of the name; `match` finds where
-    the network's own names begin. Of our checkpoints only the state dict is read; networks of nnU-Net and
-    nnssl get the names of ours.
+    the network's own names begin. Of our checkpoints only the state dict is read.
 
-    Args:
-        axes: of nnU-Net's network, as in `unet_weights`.
     Raises:
         ValueError: the file is missing, damaged, holds objects, or holds no tensors.
     """
@@ -36,7 +32,7 @@ def read(path: Path, axes: nnunet_names.Axes | None = None) -> tuple[dict[str, T
         content = content["state_dict"]
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, expected tensors by name (a state dict)")
-    tensors = nnunet_names.by_our_names(dict(_tensors(content, "", set())), axes)
+    tensors = dict(_tensors(content, "", set()))
     if not tensors:
         raise ValueError(f"{path}: holds no tensors by name, expected a state dict")
     return tensors, metadata if isinstance(metadata, dict) else {}

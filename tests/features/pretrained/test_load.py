@@ -19,8 +19,10 @@ from helpers.pretrained import (
 )
 from monai.networks.nets import UNet as MonaiUNet
 from monai.networks.nets.resnet import ResNet
+from torch import nn
 
 from medconv.config import ConfigError
+from medconv.convs import separable, swap_convs
 from medconv.features.pretrained.fit import Layers
 from medconv.features.pretrained.load import Report, load
 
@@ -137,6 +139,12 @@ def test_another_architecture_with_common_names_is_refused_or_causes_a_warning(t
     )
 
 
+def unet_with_separable():
+    network = unet()
+    swap_convs(network, separable)
+    return network
+
+
 def not_finite():
     state = dict(unet().state_dict())
     state["up.0.weight"] = torch.full_like(state["up.0.weight"], torch.nan)
@@ -163,7 +171,17 @@ REFUSED = {
     "computed": (
         unet,
         lambda: unet_with_basis().state_dict(),
-        "encoder.0.0.parametrizations.weight.original .*take the `conv`",
+        "encoder.0.0.parametrizations.weight.original.*take the `conv`",
+    ),
+    "plain, in place of two layers": (
+        unet_with_separable,
+        lambda: unet().state_dict(),
+        "plain weights, such as encoder.0.0.weight, .* others, such as encoder.0.0.0.weight: conv.init_from",
+    ),
+    "two layers, in place of one": (
+        unet,
+        lambda: unet_with_separable().state_dict(),
+        "other weights, such as encoder.0.0.0.weight, .*take the `conv`",
     ),
 }
 
@@ -188,6 +206,18 @@ def test_the_head_of_monais_u_net_has_several_layers(tmp_path):
         network, save(tmp_path / "file.pt", source.state_dict()), DERIVED, Layers(head=frozenset({"model.2"}))
     )
     assert all(name.startswith("model.2.") for name in report.random) and report.share == 1
+
+
+def test_a_layer_that_the_file_has_under_another_name_is_loaded(tmp_path):
+    """Safetensors hold what two layers share under the name of one of them."""
+    network = nn.ModuleDict({name: nn.Conv2d(1, 4, 3, bias=False) for name in ("first", "second", "other")})
+    network["second"].weight = network["first"].weight
+    kernel = torch.rand(4, 1, 3, 3)
+    report = load(network, save(tmp_path / "file.pt", {"second.weight": kernel}), DERIVED)
+    assert sorted(report.loaded) == ["first.weight", "second.weight"] and list(report.random) == [
+        "other.weight"
+    ]
+    assert torch.equal(network["first"].weight, kernel) and report.share == pytest.approx(2 / 3)
 
 
 def test_the_line_names_only_what_there_is():

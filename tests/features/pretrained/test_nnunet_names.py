@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers import nnunet_models as models
 from helpers.pretrained import DERIVED, UNET_LAYERS
+from torch import nn
 
 from medconv.features.nnunet.network import NnUNet
 from medconv.features.pretrained.load import load
@@ -46,6 +47,27 @@ def test_weights_of_a_pretrained_encoder_are_loaded_by_name(tmp_path, prefix):
     stem = state["encoder.stem.convs.0.conv.weight"].permute(0, 1, 4, 3, 2)
     loaded_stem = unet.state_dict()["encoder.0.0.0.weight"]  # scaled, since a norm follows
     torch.testing.assert_close(loaded_stem / loaded_stem.norm(), stem / stem.norm())
+
+
+def test_a_network_with_nnunets_own_names_takes_the_file_as_it_is(tmp_path):
+    """Such as one of dynamic_network_architectures, trained here by `model._target_`."""
+    state = {name: value for name, value in models.state_dict("turned", 1).items() if "stages" in name}
+    network = nn.Module()
+    for name, value in state.items():
+        node = network
+        *parents, last = name.split(".")
+        for parent in parents:
+            if not hasattr(node, parent):
+                node.add_module(parent, nn.Module())
+            node = node.get_submodule(parent)
+        node.register_buffer(last, torch.zeros_like(value))
+    kernel = "encoder.stages.0.0.convs.0.conv.weight"
+    layer = network.get_submodule(kernel.rpartition(".")[0])
+    layer.weight = nn.Parameter(layer._buffers.pop("weight"))
+    torch.save(state, tmp_path / "nnunet.pth")
+    report = load(network, tmp_path / "nnunet.pth", DERIVED)
+    assert not report.random and not report.unused
+    assert torch.equal(network.state_dict()[kernel], state[kernel])
 
 
 @pytest.mark.parametrize("name", ["turned", "thick", "residual"])

@@ -110,7 +110,7 @@ def one_channel(path: Path) -> tuple[np.ndarray, Grid]:
 
 def settings(targets: ContinuousTargets) -> Any:
     """As `Family.labels`."""
-    return [targets.kind, targets.same_units]
+    return [targets.kind, targets.same_units, targets.low]
 
 
 def prepared(
@@ -120,8 +120,9 @@ def prepared(
     crop_info: CropInfo,
     config: PreprocessingConfig,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `Family.labels`: where the image is brighter than its mean; and the target, with `same_units` before
-    the image, both in units of the image's standard deviation.
+    """As `Family.labels`: where the image is brighter than its mean; and the target less `targets.low`, so
+    that what pads a patch with 0 is the lowest value. With `same_units` target and image, both in units of
+    the image's standard deviation.
 
     Shape: image (channels, X, Y, Z) -> (*spatial) uint8, (1 or 2, *spatial) float32.
     """
@@ -130,6 +131,8 @@ def prepared(
     if targets.same_units:
         channels = (channels - mean) / std
         mean = 0.0
+    else:
+        channels[0] -= targets.low
     resampled = on_prepared_grid(channels, crop_info, config)
     # patches are centred there, as on the foreground of label maps
     is_bright = (resampled[1] > mean).astype(np.uint8)

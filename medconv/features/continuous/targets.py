@@ -87,10 +87,11 @@ class ContinuousTargets(Targets):
 
     def encode(self, label: Tensor) -> Tensor:
         """Shape: (batch, 1 or 2, *spatial), as `labels.prepared` gives it -> same, in units of the loss."""
-        return label.float() if self.same_units else (label.float() - self.mean) / self.std
+        return label.float() if self.same_units else (label.float() + self.low - self.mean) / self.std
 
     def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
-        return self.mean + self.std * torch.randn(batch, 1 + self.same_units, *patch_size)
+        mean = self.mean - self.low
+        return mean + self.std * torch.randn(batch, 1 + self.same_units, *patch_size)
 
     def compare(
         self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None

@@ -12,6 +12,7 @@ from skimage.metrics import structural_similarity
 
 from medconv.data.per_case import with_missing_channels
 from medconv.data.preprocessing.examine import examine
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_case
 from medconv.features.continuous import metrics
 from medconv.features.continuous.evaluation import evaluate
 from medconv.features.continuous.layout import image_pairs
@@ -137,6 +138,19 @@ def test_the_loss_is_that_of_the_images_in_both_units():
     own = ContinuousTargets(mean=10.0, std=2.0)
     loss = own.compare(ImageLoss(), torch.zeros(2, 1, 12, 12), own.encode(12 * torch.ones(2, 1, 12, 12)))
     assert float(loss) == pytest.approx(1)
+
+
+def test_what_pads_a_patch_has_the_lowest_value_of_the_targets(pairs):
+    dataset = image_pairs("noisy", "dose", root=str(pairs))
+    case, targets = dataset.cases[0], dataset.targets
+    config = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},))
+    stored = preprocess_case(case, config, 2, targets).training_label
+    dose = nib.load(case.label).get_fdata()
+    assert stored.min() == pytest.approx(dose.min() - targets.low, abs=1e-4)
+    padded = torch.nn.functional.pad(torch.from_numpy(stored)[None], (0, 4))
+    in_units = targets.encode(padded) * targets.std + targets.mean
+    assert in_units[..., :-4].numpy() == pytest.approx(dose[None, None], abs=1e-3)
+    assert torch.allclose(in_units[..., -4:], torch.tensor(targets.low))
 
 
 def wrong_pair(tmp_path, image, target, same, affine):

@@ -20,8 +20,7 @@ import torch
 from nibabel.spatialimages import SpatialImage
 from torch import Tensor
 
-from medconv.data.case import Case, Grid
-from medconv.data.io.images import shape_and_affine
+from medconv.data.case import Case
 from medconv.data.io.raster import PIXEL_MM
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
@@ -204,12 +203,7 @@ class Predictor:
         Raises:
             ValueError: its files cannot be read, or do not fit the network.
         """
-        stated_mm = self._stated_mm(case.id)
-        if stated_mm == PIXEL_MM and case.images:
-            grid = Grid.of(*shape_and_affine(case.images[0]))
-            stated_mm = None if grid.shape[2] > 1 else stated_mm  # a volume, which the network refuses
-        image = from_files(replace(case, source_spacing_mm=stated_mm))
-        return prepare(image, self.members, self.forward.preprocessings)
+        return self._prepared(from_files(replace(case, source_spacing_mm=None)))
 
     @torch.inference_mode()
     def scores(
@@ -285,17 +279,18 @@ class Predictor:
         image = replace(image, case=case, has_header=False)
         return prepare(image, self.members, self.forward.preprocessings)
 
-    def _stated_mm(self, case_id: str) -> tuple[float, ...] | None:
+    def _stated_mm(self, image: NamedImage) -> tuple[float, ...] | None:
         """The spacing that training, or the user, stated in place of the header's; pixels have none."""
         if self.members[0].takes_pixels:
-            return PIXEL_MM
+            is_volume = image.grid.shape[2] > 1  # which the network refuses
+            return None if is_volume else PIXEL_MM
         stated = self.members[0].source_spacing_mm
-        return None if stated is None else source_spacing(stated, case_id)
+        return None if stated is None else source_spacing(stated, image.case.id)
 
     def _prepared(self, image: NamedImage) -> Input:
         """With the spacing that was stated in place of the header's."""
-        stated_mm = self._stated_mm(image.case.id)
-        if stated_mm is not None and not (stated_mm == PIXEL_MM and image.grid.shape[2] > 1):
+        stated_mm = self._stated_mm(image)
+        if stated_mm is not None:
             case = replace(image.case, source_spacing_mm=stated_mm)
             image = replace(image, case=case, grid=image.grid.with_spacing_mm(stated_mm))
         return prepare(image, self.members, self.forward.preprocessings)

@@ -273,7 +273,8 @@ def _table_evaluation(
 
 def _given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
     """Those of the options that the user set."""
-    return [name for name in names if getattr(options, name) not in (None, False, [])]
+    values = {name: getattr(options, name) for name in names}
+    return [name for name, value in values.items() if not (value is None or value is False or value == [])]
 
 
 def _read_files(options: argparse.Namespace) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from medconv.data.datasets import dataset_json
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of, is_pattern
-from medconv.data.io.formats import structures_of, without_structures
+from medconv.data.io.formats import choice_of, structures_of, without_structures
 from medconv.data.io.images import in_folder
 from medconv.inference import output
 from medconv.inference.output import MANIFEST
@@ -220,25 +220,30 @@ def annotated(options: Sequence[str], cases: Collection[str], names: Sequence[st
 
 
 def with_annotated_structures(
-    references: Mapping[str, Path], options: Sequence[str], targets: SegmentationTargets | None
+    files: Mapping[str, Path],
+    options: Sequence[str],
+    targets: SegmentationTargets | None,
+    cases: Collection[str] | None = None,
 ) -> dict[str, Path]:
-    """The references; contours (RTSTRUCT) may lack the structures of classes that are not annotated.
+    """The files of a rater; contours (RTSTRUCT) may lack the structures of classes that are not annotated.
 
     Args:
         targets: None: classes are numbered.
+        cases: of all references, where a rater lacks some; None: those of `files`.
     """
-    paths = dict(references)
+    paths = dict(files)
     # label maps have no structures
-    structure_counts = [len(structures_of(path)) for path in references.values()]
+    structure_counts = [len(structures_of(path)) for path in files.values()]
     structure_count = max(structure_counts, default=0)
     if not options or not structure_count:
         return paths
     all_values = range(1, 1 + structure_count)
     numbers = {str(value): (value,) for value in all_values}
     values_of: Mapping[str, tuple[int, ...]] = targets.by_name if targets else numbers
-    for case, names in annotated(options, references, list(values_of)).items():
+    for case, names in annotated(options, cases or files, list(values_of)).items():
         annotated_values = {value for name in names for value in values_of[name]}
-        paths[case] = without_structures(paths[case], set(all_values) - annotated_values)
+        if case in paths:
+            paths[case] = without_structures(paths[case], set(all_values) - annotated_values)
     return paths
 
 
@@ -252,7 +257,7 @@ def recorded_images(predictions: Path) -> dict[str, Path]:
         images = {}
         for case, entry in cases.items():
             paths = entry["images"]
-            if paths and Path(paths[0]).is_file():
+            if paths and choice_of(Path(paths[0]))[0].exists():  # a file, or a folder of DICOM slices
                 images[case] = Path(paths[0])
         return images
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -69,8 +69,8 @@ def raters_of(
     paths: Sequence[Path],
     consensus: str | None,
     references: Mapping[str, Path],
-    class_names: Sequence[str] | None,
-    ignore: int | None = None,
+    targets: SegmentationTargets | None,
+    annotated: Sequence[str] = (),
 ) -> Raters:
     """The raters at these paths.
 
@@ -78,8 +78,8 @@ def raters_of(
         paths: a folder or a pattern with `{id}` for each rater.
         consensus: None: majority.
         references: case to the file of the first rater.
-        class_names: by label value; None: not known.
-        ignore: label value to ignore.
+        targets: None: classes are numbered.
+        annotated: as of `segmentation.evaluate`.
     Raises:
         ArgumentError: a rater without any of the cases, one given twice, or a consensus without raters.
     """
@@ -94,7 +94,9 @@ def raters_of(
             raise ArgumentError("raters", f" {path}: given twice, or the references themselves")
         if not set(of_rater) & set(references):
             raise ArgumentError("raters", f" {path}: no label map there for {some(sorted(references), 3)}")
-        files[str(path)] = of_rater
+        files[str(path)] = labels.with_annotated_structures(of_rater, annotated, targets, references)
+    class_names = labels.class_names_of(targets)
+    ignore = targets.ignore if targets else None
     relabel = {rater: relabels(of_rater, class_names, ignore) for rater, of_rater in files.items()}
     return Raters(files, relabel, consensus or "majority")
 
@@ -122,7 +124,11 @@ def rater_dice(
 ) -> dict[str, Any]:
     """For the row of a case: Dice of each class against each rater, and its mean over pairs of raters."""
     dice = {rater: targets.dice(prediction, label_map) for rater, label_map in label_maps.items()}
-    pairs = [targets.dice(first, second) for first, second in combinations(label_maps.values(), 2)]
+    pairs = []
+    for first, second in combinations(label_maps.values(), 2):
+        if targets.ignore is not None:  # what either of them left unlabelled
+            second = np.where(first == targets.ignore, first, second)
+        pairs.append(targets.dice(first, second))
     if pairs:
         dice[AMONG] = metrics_dice.mean_per_class(pairs)
     return {RATER_DICE: dice}

@@ -66,7 +66,7 @@ def evaluate(
         tolerance_mm or {},
         selection or MetricSelection(),
         annotated,
-        raters_of(raters, consensus, reference_set.files, class_names, ignore),
+        raters_of(raters, consensus, reference_set.files, targets, annotated),
     )
     reference_files = labels.with_annotated_structures(reference_set.files, annotated, targets)
     # What can fail is checked before the work, not after it.

@@ -8,7 +8,7 @@ _MAX_ROUNDS = 100  # of STAPLE
 _CONVERGED = 1e-6  # largest change of a rater's probabilities
 
 
-def shares(label_maps: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
+def shares(label_maps: Sequence[np.ndarray] | np.ndarray, num_classes: int) -> np.ndarray:
     """The share of the raters that gave each class to a voxel.
 
     Shape: each (*spatial) -> (num_classes - 1, *spatial) float32, without the background.
@@ -40,8 +40,12 @@ def majority(label_maps: Sequence[np.ndarray]) -> np.ndarray:
 
     Shape: each (*spatial) -> (*spatial) int16.
     """
-    num_classes = 1 + max(int(label_map.max()) for label_map in label_maps)
-    return most_probable(shares(label_maps, num_classes))
+    # the background first, also where no voxel has it
+    values = np.unique(np.concatenate([[0], *map(np.unique, label_maps)]))
+    votes, vote_of_voxel, _ = _different_votes(label_maps, values)
+    winners = values[most_probable(shares(votes, len(values)))].astype(np.int16)
+    consensus: np.ndarray = winners[vote_of_voxel].reshape(label_maps[0].shape)
+    return consensus
 
 
 def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:

@@ -8,7 +8,7 @@ from scipy.stats import wilcoxon
 
 _RESAMPLES = 10_000
 _NUMBERS_PER_CHUNK = 1_000_000  # random numbers: 8 MB
-_ROUNDING = 1e-12  # smaller differences are rounding errors
+_ROUNDING = 1e-12  # of the largest value; smaller differences are rounding errors
 
 
 def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
@@ -65,7 +65,10 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dic
         return {"n": 0, **dict.fromkeys(("mean", "mean_compare", "difference", "low", "high", "p"))}
     mean_first, mean_second = np.mean(pairs, axis=0).tolist()
     differences = np.array([a - b for a, b in pairs])
-    differences[np.abs(differences) < _ROUNDING] = 0
+    # Differences that are equal but for rounding have one rank, and the smallest are none
+    step = _ROUNDING * float(np.abs(pairs).max()) or 1.0
+    in_steps = np.round(differences / step)
+    differences[in_steps == 0] = 0
     low, high = interval(differences)
     return {
         "n": len(pairs),
@@ -74,7 +77,7 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dic
         "difference": float(differences.mean()),
         "low": low,
         "high": high,
-        "p": signed_rank(differences),
+        "p": signed_rank(in_steps),
     }
 
 

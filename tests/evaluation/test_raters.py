@@ -7,8 +7,10 @@ from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 import medconv
 from medconv.cli.evaluate import parser
 from medconv.evaluation import segmentation
+from medconv.evaluation.raters import AMONG, RATER_DICE, rater_dice
 from medconv.evaluation.results import table
 from medconv.metrics import consensus
+from medconv.targets.label_map import LabelMapTargets
 
 
 @pytest.fixture
@@ -76,6 +78,14 @@ def test_voxels_that_one_rater_leaves_unlabelled_are_ignored():
     raters = segmentation.raters_of([], None, {}, None)
     maps = [np.array([1, 1, 0, 9]), np.array([1, 9, 0, 1]), np.array([0, 1, 0, 1])]
     np.testing.assert_array_equal(raters.reference(maps, 9), [1, 9, 0, 9])
+
+
+def test_dice_among_raters_leaves_out_what_either_left_unlabelled():
+    targets = LabelMapTargets(("one",), ((1,),), 9)
+    first, second = np.array([1, 1, 9, 9, 0]), np.array([1, 1, 1, 1, 0])
+    for pair in ((first, second), (second, first)):
+        among = rater_dice(first, dict(zip("ab", pair, strict=True)), targets)[RATER_DICE][AMONG]
+        assert among == {"one": 1.0}
 
 
 @pytest.mark.parametrize(

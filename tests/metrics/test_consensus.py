@@ -1,5 +1,7 @@
 """medconv/metrics/consensus.py: against votes by hand, and STAPLE against SimpleITK."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,17 @@ def test_the_label_of_most_raters_wins_and_the_background_of_two():
         [[0, 1, 1 / 3, 0, 1 / 3], [0, 0, 2 / 3, 2 / 3, 1 / 3]],
         rtol=1e-6,
     )
+
+
+def test_memory_for_a_majority_does_not_grow_with_label_values():
+    """As those of a brain's regions, to 32767."""
+    label_maps = [32767 * (label_map == 2) + 2035 * (label_map == 1) for label_map in raters(0)]
+    tracemalloc.start()
+    answer = consensus.majority(label_maps)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1000 * label_maps[0].size
+    np.testing.assert_array_equal(answer == 32767, consensus.majority(raters(0)) == 2)
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])

@@ -53,6 +53,15 @@ def test_the_p_of_five_cases_is_exact():
     assert paired([0.9, 0.8, 0.7, 0.6, 0.5], [0.8, 0.6, 0.4, 0.2, 0.0])["p"] == pytest.approx(0.0625)
 
 
+def test_differences_that_are_equal_but_for_rounding_have_one_rank():
+    """Scores such as those of few lesions; 0.8 - 0.6 and 0.4 - 0.2 differ in their last bit."""
+    a, b = [0.2, 0.4, 0.4, 0.4, 0.2, 0.8, 0.2, 0.8], [0.0, 0.2, 0.2, 0.4, 0.2, 0.6, 0.4, 1.0]
+    in_fifths = np.round(5 * (np.array(a) - np.array(b)))
+    expected = stats.wilcoxon(in_fifths[in_fifths != 0]).pvalue
+    assert paired(a, b)["p"] == pytest.approx(expected)
+    assert paired([1e6 * value for value in a], [1e6 * value for value in b])["p"] == pytest.approx(expected)
+
+
 def test_paired_without_a_difference_or_a_case_has_no_effect():
     same = [0.1 + 0.2, 0.5]
     assert paired(same, [0.3, 0.5]) == {

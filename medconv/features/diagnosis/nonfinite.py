@@ -270,12 +270,13 @@ def _number(value: float | None) -> str:
 
 
 def inputs(batch: Mapping[str, Any]) -> list[LayerRecord]:
-    """Rows of the floating-point tensors of a batch."""
-    return [
-        LayerRecord.of(name, "batch", INPUT, value)
-        for name, value in batch.items()
-        if _is_floating_point(value)
-    ]
+    """Rows of the floating-point tensors of a batch. NaN beside the image is a label that is missing."""
+    rows = []
+    for name, value in batch.items():
+        if _is_floating_point(value):
+            known = value if name == "image" else value.nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
+            rows.append(LayerRecord.of(name, "batch", INPUT, known))
+    return rows
 
 
 def trace(

@@ -181,7 +181,9 @@ def _comparison(
     path: Path, targets: ImageLevelTargets, predictions: PredictionTable, truth: Truth, cases: Sequence[str]
 ) -> dict[str, Any]:
     """The keys `compare` and `comparison`. Args: path: of the other predictions."""
-    compared = read_predictions(path, "compare")
+    compared = read_predictions(path, "compare", targets)
+    if compared.targets is not None and compared.targets.kind != targets.kind:
+        raise ArgumentError("compare", f" {path}: is {compared.targets.kind}, expected {targets.kind}")
     if compared.names != predictions.names:
         raise ArgumentError(
             "compare", f" {path}: its names differ from those of {predictions.path}: {some(compared.names)}"

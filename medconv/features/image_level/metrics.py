@@ -207,8 +207,8 @@ def regression_metrics(output: np.ndarray, truth: np.ndarray, counts: np.ndarray
     mean_x = counts @ x / total
     mean_y = counts @ y / total
     covariance = counts @ (x * y) / total - mean_x * mean_y
-    variance_x = _without_rounding_error(counts @ x**2 / total - mean_x**2, output)
-    variance_y = _without_rounding_error(counts @ y**2 / total - mean_y**2, truth)
+    variance_x = _without_rounding_error(counts @ x**2 / total - mean_x**2, output, x)
+    variance_y = _without_rounding_error(counts @ y**2 / total - mean_y**2, truth, y)
     correlation = ratio(covariance, np.sqrt(variance_x * variance_y))
     return {
         "mae": counts @ np.abs(errors) / total,
@@ -218,10 +218,14 @@ def regression_metrics(output: np.ndarray, truth: np.ndarray, counts: np.ndarray
     }
 
 
-def _without_rounding_error(variance: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The variance; 0 if it is only rounding error."""
+def _without_rounding_error(variance: np.ndarray, values: np.ndarray, centred: np.ndarray) -> np.ndarray:
+    """The variance of each sample; 0 if it is only rounding error.
+
+    Args: values: of all cases. centred: less their mean, whose squares the variance is a difference of.
+    """
     smallest_std = _CONSTANT * np.abs(values).max()
-    return np.where(variance <= smallest_std**2, 0, variance)
+    smallest = max(smallest_std**2, _CONSTANT * np.square(centred).max())
+    return np.where(variance <= smallest, 0, variance)
 
 
 def auc_of_samples(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.ndarray:

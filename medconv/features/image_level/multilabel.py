@@ -157,7 +157,10 @@ class MultilabelTargets(NumberTargets):
     ) -> Tensor:
         # A missing finding counts as answered rightly beyond doubt, so that it has no gradient
         missing = encoded.isnan()
-        return loss(outputs.masked_fill(missing, _CERTAIN), encoded.masked_fill(missing, 1.0))
+        of_all = loss(outputs.masked_fill(missing, _CERTAIN), encoded.masked_fill(missing, 1.0))
+        # and no loss: with label smoothing, being sure costs something
+        certain = torch.full_like(encoded, _CERTAIN)
+        return of_all - missing.float().mean() * loss(certain, torch.ones_like(encoded))
 
     def output_counts(self, values: np.ndarray) -> list[int] | None:
         """As if all cases had each finding known, so that weights of present and absent ones are those of the

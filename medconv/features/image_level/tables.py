@@ -2,6 +2,7 @@
 labels.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,14 @@ class Truth:
     unlabelled: Sequence[str] = ()
 
 
-def read_predictions(path: Path, argument: str) -> PredictionTable:
+def read_predictions(path: Path, argument: str, like: ImageLevelTargets | None = None) -> PredictionTable:
     """Read a table of predictions. The manifest beside it says what the columns mean; without one, a column
     `predicted` means multiclass, and otherwise `targets_of` decides by the labels.
 
     Args:
         path: of the table.
         argument: its name, for messages.
+        like: what the outputs mean where the table does not say so.
     Raises:
         ValueError: no such file, or not such a table; names the row.
     """
@@ -79,7 +81,8 @@ def read_predictions(path: Path, argument: str) -> PredictionTable:
     targets: ImageLevelTargets | None = _from_manifest(path, names)
     if targets is None and "predicted" in header and len(names) > 1:
         targets = MulticlassTargets(names)
-    are_probabilities = targets is not None and not targets.unbounded
+    meaning = targets or like
+    are_probabilities = meaning is not None and not meaning.unbounded
     parser = RegressionTargets(names)  # takes any finite number
     outputs: dict[str, np.ndarray] = {}
     for number, row in rows:
@@ -180,6 +183,9 @@ def _values_of(
             unlabelled[case] = None
         else:
             values[case] = _parsed(targets, cells, columns, position)
+            if all(map(math.isnan, values[case])):  # missing ones may have a number, such as -1
+                del values[case]
+                unlabelled[case] = None
     return values, tuple(unlabelled)
 
 

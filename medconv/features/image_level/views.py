@@ -72,10 +72,12 @@ class ImageLevelViews:
     def worst(self, module: Any) -> Iterator[Picture]:
         for wrong in self._worst:
             label = self.targets.label_text(wrong.values)
-            prediction = self.targets.prediction_text(module.rows[wrong.case]["outputs"])
+            outputs = module.rows[wrong.case]["outputs"]
+            prediction = self.targets.prediction_text(outputs)
             try:
                 image = wrong.image.to(module.device)
-                picture = saliency.overlay(module.network, image, self.spacing_mm)
+                shown = self.targets.shown_output(np.array(outputs))
+                picture = saliency.overlay(module.network, image, self.spacing_mm, shown)
             except (AssertionError, RuntimeError, TypeError, ValueError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 # A network that cannot be explained is no reason to lose a run

@@ -45,7 +45,9 @@ def lines(measured: Mapping[str, Any]) -> list[str]:
     texts = []
     for name, row in measured["per_class"].items():
         error = row["mae_calibrated"]
-        calibration = "not calibrated: too few cases, or all predictions alike"
+        calibration = "not calibrated: too few cases"
+        if row["calibration"] is not None:
+            calibration = "calibrated, by too few cases to say how far it is off"
         if error is not None:
             calibration = f"calibrated, off by {error:.4f}"
         texts.append(

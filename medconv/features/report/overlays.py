@@ -10,7 +10,9 @@ from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.images import read_image, read_label
 from medconv.data.io.label_values import relabels
 from medconv.data.preprocessing.preprocess import content_box
+from medconv.evaluation import labels
 from medconv.features.pictures import drawing
+from medconv.targets.segmentation import SegmentationTargets
 
 _MARGIN_MM = 10.0  # around the foreground
 
@@ -19,45 +21,41 @@ def case_picture(
     paths: Sequence[Path],
     image: Path | None,
     columns: Sequence[str],
-    ignore: int | None = None,
-    class_names: Sequence[str] | None = None,
+    targets: SegmentationTargets | None = None,
 ) -> tuple[bytes, str]:
     """The picture of a case, without its image if that does not fit, and its caption.
 
     Args: columns: names of the label maps. Others: as of `case_png`.
     """
     try:
-        return case_png(paths, image, ignore, class_names), ", ".join(["image", *columns][image is None :])
+        return case_png(paths, image, targets), ", ".join(["image", *columns][image is None :])
     except ValueError as error:
         caption = f"{', '.join(columns)}; without the image: {error}"
-        return case_png(paths, None, ignore, class_names), caption
+        return case_png(paths, None, targets), caption
 
 
-def case_png(
-    paths: Sequence[Path],
-    image: Path | None,
-    ignore: int | None = None,
-    class_names: Sequence[str] | None = None,
-) -> bytes:
+def case_png(paths: Sequence[Path], image: Path | None, targets: SegmentationTargets | None = None) -> bytes:
     """One row per plane; columns: the image (if there is one), and each label map.
 
     Args:
         paths: the reference, then predictions.
         image: its voxels are shown beside the label maps.
-        ignore: the reference's label value of voxels where nothing is shown.
-        class_names: of the evaluation, by label value; None: not known.
+        targets: of the evaluation; nothing is shown where the reference has a value that they ignore. None:
+            not known.
     Raises:
         ValueError: a file that cannot be read, or an image on another grid.
     """
     reference_path = paths[0]
-    reference, grid = _read_label(reference_path, paths[-1], class_names, ignore)
+    reference, grid = _read_label(reference_path, paths[-1], targets)
     # all on the grid of the reference
     label_maps = [reference]
     for path in paths[1:]:
-        prediction, prediction_grid = _read_label(path, paths[-1], class_names, ignore)
+        prediction, prediction_grid = _read_label(path, paths[-1], targets)
         label_maps.append(on_grid(prediction, reference_path, grid, path, prediction_grid))
-    is_labelled = reference != (-1 if ignore is None else ignore)  # -1: no value is ignored
-    arrays = [np.where(is_labelled, label_map, 0) for label_map in label_maps]
+    if targets is not None and targets.ignore is not None:
+        is_labelled = targets.one_ignored(reference) != targets.ignore
+        label_maps = [np.where(is_labelled, label_map, 0) for label_map in label_maps]
+    arrays = list(label_maps)
     if image is not None:
         voxels, image_grid = read_image([image])
         first_channel = voxels[0]
@@ -73,9 +71,8 @@ def case_png(
     return _picture(planes[: len(paths)], image_plane, spacing)
 
 
-def _read_label(
-    path: Path, like: Path, class_names: Sequence[str] | None, ignore: int | None
-) -> tuple[np.ndarray, Grid]:
+def _read_label(path: Path, like: Path, targets: SegmentationTargets | None) -> tuple[np.ndarray, Grid]:
+    class_names, ignore = labels.class_names_of(targets), targets.ignore if targets else None
     return read_label(path, like, relabels({"": path}, class_names, ignore)[""])
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from medconv import doors
 from medconv.data.io.raster import colour
-from medconv.evaluation import labels
 from medconv.evaluation.results import Evaluation
 from medconv.evaluation.segmentation_results import LabelMapEvaluation, selection_of
 from medconv.features.report import rendering
@@ -149,9 +148,7 @@ def _case_card(
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its worst classes."""
     predictions = ["prediction"] if len(label_paths) == 2 else ["prediction A", "prediction B"]
-    png, caption = case_picture(
-        label_paths, image, ["reference", *predictions], targets.ignore, labels.class_names_of(targets)
-    )
+    png, caption = case_picture(label_paths, image, ["reference", *predictions], targets)
     dice = row["dice"]
     # undefined classes last
     worst_first = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))

@@ -9,7 +9,7 @@ from helpers.nonfinite import EXPLODES, Line, Point, line_trainer, traces
 from torch import nn
 
 from medconv import doors
-from medconv.features.diagnosis.nonfinite import LayerRecord, first_bad, severity, table, trace
+from medconv.features.diagnosis.nonfinite import LayerRecord, first_bad, inputs, severity, table, trace
 from medconv.training.callbacks.nonfinite_guard import NonfiniteError, NonfiniteGuard
 
 BATCH = {"image": torch.tensor([[1.0, -2.0]]), "sample": torch.tensor([3])}
@@ -57,6 +57,14 @@ def test_rows_are_in_the_order_of_computation_and_the_pass_leaves_no_mark():
     assert all(parameter.grad is None for parameter in module.parameters())
     assert modes == [True]  # batch norm and dropout are as in the step
     assert not any(part.training or part._forward_hooks for part in module.modules())
+
+
+def test_a_label_that_is_missing_is_not_what_went_wrong():
+    label = torch.tensor([[1.0, torch.nan], [torch.nan, 0.0]])
+    rows = inputs({"image": torch.tensor([torch.nan, 1.0]), "label": label})
+    assert [(row.name, row.bad) for row in rows] == [("image", 1), ("label", 0)]
+    (row,) = inputs({"label": torch.tensor([torch.inf, torch.nan])})
+    assert row.bad == 1
 
 
 def test_the_table_ends_at_the_first_tensor_that_is_not_finite():

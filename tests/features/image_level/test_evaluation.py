@@ -83,6 +83,20 @@ def test_a_comparison_is_over_the_cases_of_both(tmp_path):
     assert result["compare"]["cases"] == 5 and "5 cases that both have" in page_of(evaluation)
 
 
+def test_only_predictions_of_one_kind_are_compared(tmp_path):
+    predictions = write_table(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1])
+    labels = write_table(tmp_path / "l.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0])
+    logits = write_table(tmp_path / "logits.csv", ["case", "a", "b"], ["x", -3.0, 2.0], ["y", 1.0, 0.1])
+    with pytest.raises(ValueError, match=r"compare .*logits\.csv, row 2: expected probabilities"):
+        evaluate(predictions, labels, logits)
+    (tmp_path / "other").mkdir()
+    numbers = write_table(tmp_path / "other/p.csv", ["case", "a", "b"], ["x", 0.1, 0.2], ["y", 0.3, 0.1])
+    targets = RegressionTargets(("a", "b"), means=(0.0, 0.0), stds=(1.0, 1.0))
+    (tmp_path / "other/prediction.json").write_text(json.dumps({"targets": targets.plain()}))
+    with pytest.raises(ValueError, match="compare .*is regression, expected multilabel"):
+        evaluate(predictions, labels, numbers)
+
+
 def test_training_cases_are_those_that_the_manifests_name(tmp_path):
     predictions, labels, _, _ = write_tables(tmp_path)
     (tmp_path / "other").mkdir()

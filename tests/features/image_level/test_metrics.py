@@ -9,6 +9,7 @@ from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn, slo
 from reference import scores as reference
 
 from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level.regression import RegressionTargets
 
 
 @pytest.mark.parametrize("targets", [TWO, FINDINGS, NUMBERS], ids=lambda o: o.kind)
@@ -91,6 +92,18 @@ def test_constant_values_have_no_correlation():
     metrics = image_level.measure(NUMBERS, varied, constant)
     assert metrics["pearson"] is None and metrics["r2"] is None and metrics["mae"] is not None
     assert set(image_level.intervals(NUMBERS, varied, constant)) == {"mae", "rmse"}
+
+
+def test_samples_of_cases_with_one_value_have_no_r2():
+    """Where few cases have another value, many samples have none of them; rounding made a variance of it."""
+    age = RegressionTargets(("age",))
+    outputs = np.array([[70.0], [70.3], [70.1], [69.9], [70.2], [70.1], [71.0]])
+    truth = np.array([[70.1]] * 6 + [[71.3]])
+    intervals = image_level.intervals(age, outputs, truth)
+    assert intervals["r2"][0] > -1e3
+    constant = np.array([[1.0] * 6 + [0.0]])
+    columns = image_level.regression_metrics(outputs[:, 0], truth[:, 0], constant)
+    assert np.isnan(columns["r2"]).all() and np.isnan(columns["pearson"]).all()
 
 
 @pytest.mark.parametrize("targets", [FOUR, FINDINGS, NUMBERS], ids=lambda o: o.kind)

@@ -66,6 +66,16 @@ def test_the_loss_leaves_missing_findings_out():
     assert torch.equal(outputs.grad != 0, known)
 
 
+def test_a_missing_finding_costs_nothing_with_smoothed_labels_too():
+    label = torch.tensor(MISSING, dtype=torch.float32)
+    outputs = torch.tensor(OUTPUTS, dtype=torch.float32)
+    loss = CrossEntropy(exclusive=False, label_smoothing=0.1)
+    known = ~label.isnan()
+    expected = F.binary_cross_entropy_with_logits(outputs[known], 0.9 * label[known] + 0.05, reduction="sum")
+    value = float(FINDINGS.compare(loss, outputs, FINDINGS.encode(label)))
+    assert value == pytest.approx(float(expected) / label.numel(), rel=1e-5)
+
+
 def test_a_missing_finding_is_neither_present_nor_absent():
     assert FINDINGS.class_counts(MISSING) == [2, 2]
     assert FINDINGS.output_counts(MISSING) == [round(2 * 5 / 4), round(2 * 5 / 3)]

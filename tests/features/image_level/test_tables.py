@@ -44,7 +44,7 @@ def test_a_case_of_which_some_findings_are_known_is_evaluated(tmp_path):
         tmp_path / "p.csv", ["case", "x", "y"], *[[f"{i}", 0.1 * i, 1 - 0.2 * i] for i in range(5)]
     )
     labels = write_table(
-        tmp_path / "l.csv", ["case", "x", "y"], [0, 0, ""], [1, "NA", 1], [2, 1, -1], [3, "", ""], [4, 1, 0]
+        tmp_path / "l.csv", ["case", "x", "y"], [0, 0, ""], [1, "NA", 1], [2, 1, -1], [3, -1, ""], [4, 1, 0]
     )
     result = evaluate(predictions, labels).result
     assert result["targets"]["kind"] == "multilabel"

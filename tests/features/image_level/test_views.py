@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level import saliency
+from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.views import ImageLevelViews
@@ -71,6 +72,18 @@ def test_the_worst_cases_of_all_batches_are_kept():
     assert tags == [
         f"worst/{c} (age 0, volume 0, predicted age {n}, volume {n})" for c, n in (("y", 3), ("z", 2))
     ]
+
+
+def test_the_picture_of_a_worst_case_explains_its_grade(monkeypatch):
+    """Of grades, and of numbers of different units, the largest output says nothing."""
+    targets = OrdinalTargets(("none", "mild", "severe", "worst"))
+    shown = []
+    monkeypatch.setattr(saliency, "overlay", lambda *arguments: shown.append(arguments[-1]))
+    views = ImageLevelViews(targets, 1, (1.0, 1.0))
+    outputs = [0.1, 0.2, 0.2, 0.5]
+    views.validated({**batch("x"), "label": torch.tensor([[0.0]])}, {"outputs": torch.tensor([outputs])})
+    list(views.worst(SimpleNamespace(network=Pooled(), device="cpu", rows={"x": {"outputs": outputs}})))
+    assert shown == [targets.shown_output(np.array(outputs))] == [2]
 
 
 class Pooled(nn.Module):

@@ -91,11 +91,10 @@ def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path):
     assert json.loads(json.dumps(evaluation.result)) == evaluation.result
     lines = table(evaluation).splitlines()
     assert lines[-2] == (
-        f"one: predicted minus true Dice {one['difference']:.4f}, Spearman 1.0000 in 3 cases; not calibrated: too few cases, or all predictions alike"
+        f"one: predicted minus true Dice {one['difference']:.4f}, Spearman 1.0000 in 3 cases; calibrated, by too few cases to say how far it is off"
     )
     assert (
-        lines[-1]
-        == "two: predicted minus true Dice -, Spearman - in 0 cases; not calibrated: too few cases, or all predictions alike"
+        lines[-1] == "two: predicted minus true Dice -, Spearman - in 0 cases; not calibrated: too few cases"
     )
     metrics = tmp_path / "metrics.json"
     metrics.write_text(json.dumps(evaluation.result))

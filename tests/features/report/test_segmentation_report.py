@@ -25,6 +25,7 @@ from medconv.features.report.overlays import case_png
 from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import CORE_METRICS, MetricSelection
+from medconv.targets.label_map import LabelMapTargets
 
 NASTY = '<script>alert("x")</script>&\'"'
 VOID = {"meta", "img", "br"}
@@ -194,8 +195,10 @@ def test_a_picture_shows_where_label_maps_differ(tmp_path):
     prediction[4, 5, 7] = 3
     reference[8:, 10:, :3], prediction[8:, 10:, :3] = 9, 0
     paths = [save(tmp_path / "r.nii.gz", reference), save(tmp_path / "p.nii.gz", prediction)]
-    for ignore, is_shown in ((9, True), (None, False)):
-        pixels = np.asarray(Image.open(io.BytesIO(case_png(paths, None, ignore))), int)
+    targets = LabelMapTargets(("one", "two", "three"), ((1,), (2,), (3,)), 9)
+    two_ignored = replace(targets, ignore=8, also_ignored=(9,))
+    for ignoring, is_shown in ((targets, True), (two_ignored, True), (replace(targets, ignore=None), False)):
+        pixels = np.asarray(Image.open(io.BytesIO(case_png(paths, None, ignoring))), int)
         green = (pixels[..., 1] > pixels[..., 0] + 30) & (pixels[..., 1] > pixels[..., 2] + 10)
         assert green.any() == is_shown
 
@@ -205,9 +208,16 @@ def test_images_are_named_by_the_manifest_or_lie_beside_the_labels(tmp_path):
     image = tmp_path / "imagesTr/a_0000.nii.gz"
     assert images_of(out, references, None, ["a", "z"]) == {"a": image}
     assert images_of(out, tmp_path / "other", None, ["a"]) == {}
-    entries = {"a": {"images": [str(image)]}, "b": {"images": ["gone.nii.gz"]}, "c": {"images": []}}
+    (tmp_path / "series").mkdir()  # of DICOM slices
+    entries = {
+        "a": {"images": [str(image)]},
+        "d": {"images": [f"{tmp_path}/series#2"]},
+        "b": {"images": ["gone.nii.gz"]},
+        "c": {"images": []},
+    }
     (out / MANIFEST).write_text(json.dumps({"cases": entries}))
-    assert images_of(out, tmp_path / "other", None, ["a", "b", "c"]) == {"a": image}
+    expected = {"a": image, "d": tmp_path / "series#2"}
+    assert images_of(out, tmp_path / "other", None, ["a", "b", "c", "d"]) == expected
     for odd in ("{", "[]", '{"cases": [1]}', '{"cases": {"a": {"images": [5]}}}'):
         (out / MANIFEST).write_text(odd)
         assert images_of(out, tmp_path / "other", None, ["a"]) == {}

@@ -8,11 +8,10 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from medconv import doors
+from medconv.cli.parsers import Parser
 from medconv.cli.show import show
 from medconv.config import compose
 from medconv.utils.exit_codes import DONE
-
-_COMMANDS_WITH_OVERRIDES = ("train", "preprocess", "sweep")
 
 
 def complete(arguments: Sequence[str], commands: Mapping[str, tuple[str, str]]) -> int:
@@ -29,13 +28,17 @@ def complete(arguments: Sequence[str], commands: Mapping[str, tuple[str, str]]) 
     elif not _is_command_complete(words, commands):
         typed = words[1] if len(words) > 1 else ""
         print("\n".join(name for name in commands if name.startswith(typed)))
-    elif words[1] in _COMMANDS_WITH_OVERRIDES:
-        # Hydra expects the line of a program without subcommands.
-        os.environ["COMP_LINE"] = f"{words[0]} {''.join(words[2:])}"
-        _let_hydra_answer(arguments)
     else:
-        parser = doors.load(commands[words[1]][1]).parser()
-        print("\n".join(flag for flag in parser._option_string_actions if flag.startswith("--")))
+        parser: Parser = doors.load(commands[words[1]][1]).parser()
+        typed = "".join(words[2:])
+        begun = typed.split(" ")[-1]
+        if begun.startswith("-") or not parser.takes_overrides:
+            print("\n".join(flag for flag in parser._option_string_actions if flag.startswith("--")))
+        else:
+            # Hydra expects the line of a program without subcommands and without our flags.
+            overrides = [word for word in typed.split(" ")[:-1] if "=" in word and not word.startswith("-")]
+            os.environ["COMP_LINE"] = " ".join([words[0], *overrides, begun])
+            _let_hydra_answer(arguments)
     return DONE
 
 

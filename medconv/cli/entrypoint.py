@@ -68,6 +68,9 @@ def _guarded(command: Callable[[], int]) -> int:
         # Lightning turns the one into the other.
         if isinstance(error.__context__, KeyboardInterrupt):
             return INTERRUPTED
+        if isinstance(error.code, str):  # of code of a user's
+            _print_error(error.code)
+            return USER
         # argparse exits with 2.
         return USER if error.code == 2 else int(error.code or 0)
     except ModuleNotFoundError as error:

@@ -110,5 +110,6 @@ def _only_prior(converted: Any, first_outputs: Any, layer: Conv) -> WeightPrior 
     if is_same_layer and len(priors) == 1 and isinstance(priors[0], WeightPrior):
         return priors[0]
     raise ValueError(
-        "share needs kernels of the layer's own size, as those of acs, ball, basis, masked or smooth"
+        "share needs kernels of the layer's own size, as those of acs, ball, basis, smooth, and of "
+        "masked with a mask of 0 and 1"
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -221,10 +221,17 @@ def _grids(
     sizes: dict[str, torch.Size] = {}
     for name, layer in copy.named_modules():
         if isinstance(layer, CONVS):
-            layer.register_forward_pre_hook(
-                lambda _, args, name=name: sizes.setdefault(name, args[0].shape[2:]) and None
-            )
+
+            def note_size(_: nn.Module, args: Any, named: Any, name: str = name) -> None:
+                image = args[0] if args else named["input"]
+                sizes.setdefault(name, image.shape[2:])
+
+            layer.register_forward_pre_hook(note_size, with_kwargs=True)
     copy(example)
+    steps = [
+        _steps(voxels, {size[axis] for size in sizes.values() if len(size) == len(spacing_mm)})
+        for axis, voxels in enumerate(example.shape[2:])
+    ]
     grids: dict[str, dict[str, Any]] = {}
     for name, size in sizes.items():
         if len(size) != len(spacing_mm):
@@ -232,14 +239,25 @@ def _grids(
             continue
         dilation: Sequence[int] = copy.get_submodule(name).dilation  # type: ignore[assignment]
         layer_mm = []
-        for image_voxels, layer_voxels, mm, apart in zip(
-            example.shape[2:], size, spacing_mm, dilation, strict=True
-        ):
-            # how many voxels of the image one voxel of the layer's input spans
-            step = max(1, round(image_voxels / layer_voxels))
-            layer_mm.append(mm * step * apart)
+        for step_of, voxels, mm, apart in zip(steps, size, spacing_mm, dilation, strict=True):
+            layer_mm.append(mm * step_of[voxels] * apart)
         grids[name] = {"spacing_mm": tuple(layer_mm), "scale": min(layer_mm) / min(spacing_mm)}
     return grids
+
+
+def _steps(image_voxels: int, layer_voxels: Collection[int]) -> dict[int, int]:
+    """How many voxels of the image one voxel of a layer spans, by the number of the layer's voxels.
+
+    From each size to the next smaller one, since a stride of 2 makes 5 of 9 voxels, then 3, then 2.
+    """
+    steps = {}
+    step, larger = 1, image_voxels
+    for voxels in sorted(layer_voxels, reverse=True):
+        if voxels < image_voxels:
+            step *= max(1, round(larger / voxels))
+            larger = voxels
+        steps[voxels] = step
+    return steps
 
 
 def _reason_to_keep(name: str, layer: Any, where: str | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from medconv.data.case import Case
 from medconv.data.datasets import patterns
 from medconv.data.datasets.common import id_error
-from medconv.data.datasets.dataset_json import group_channels, missing_numbers
+from medconv.data.datasets.dataset_json import channel_of, group_channels, missing_numbers
 from medconv.data.datasets.tables import PATH_COLUMN, path_column_of, read_rows, row_ids
 from medconv.data.io.formats import choice_of
 from medconv.data.io.images import (
@@ -51,7 +51,10 @@ def read_text_list(source: Source) -> list[Entry]:
     for line in _text(source).splitlines():
         line = line.strip()
         if line and not line.startswith("#"):
-            entries.append(Entry(None, tuple(line.split("\t"))))
+            paths = tuple(line.split("\t"))
+            if not all(paths):
+                raise ValueError(f"{source}: expected files separated by one tab each, got {line!r:.80}")
+            entries.append(Entry(None, paths))
     return entries
 
 
@@ -228,7 +231,9 @@ def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[C
             others = ", nor DICOM below" if finders else f"; {DICOM_IS_MISSING}"
             raise ValueError(f"{source}: no image there ({suffix_list()}){others}")
     files = list(in_folder(source.path, source.name).values())
-    if any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
+    # Of each case the first channel may be missing.
+    are_channels = takes_missing and all(channel_of(path, num_channels) is not None for path in files)
+    if are_channels or any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
         channels = group_channels(files, num_channels, takes_missing)
         return [
             # By the numbers in their names.
@@ -262,8 +267,12 @@ def _named(source: Source, entries: Sequence[Entry]) -> list[Case]:
     folder = source.path.parent
     cases: dict[str, Case] = {}
     for entry in entries:
-        paths = tuple(folder / path for path in entry.paths if path is not None)
-        case_id = entry.case_id if entry.case_id is not None else name_of(paths[0])
+        numbered_paths = [
+            (number, folder / path) for number, path in enumerate(entry.paths) if path is not None
+        ]
+        paths = tuple(path for _, path in numbered_paths)
+        number, first = numbered_paths[0]
+        case_id = entry.case_id if entry.case_id is not None else name_of(first, number)
         if case_id in cases:
             by_file_name = entry.case_id is None or source.path.is_dir()
             advice = "; a JSON object gives them ids" if by_file_name else ""
@@ -275,6 +284,9 @@ def _named(source: Source, entries: Sequence[Entry]) -> list[Case]:
     return list(cases.values())
 
 
-def name_of(first: Path) -> str:
-    """The id of a case from its first file's name, without `_0000`, as for the files of a dataset."""
-    return stem(first).removesuffix(_FIRST_CHANNEL)
+def name_of(first: Path, number: int = 0) -> str:
+    """The id of a case from its first file's name, without `_0000`, as for the files of a dataset.
+
+    Args: number: of the channel that the file is.
+    """
+    return stem(first).removesuffix(f"_{number:04d}")

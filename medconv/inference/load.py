@@ -132,7 +132,7 @@ def checkpoints_of(path: Path) -> list[Path]:
         for checkpoints in sorted(path.glob(pattern)):
             run = checkpoints.parent
             files = [checkpoints / name for name in _NAMES if (checkpoints / name).is_file()]
-            if MOVED_ASIDE.search(run.name):
+            if run != path and MOVED_ASIDE.search(run.name):  # an old member, not what the user names
                 continue
             _check_finished(run)
             if not files:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
+from os.path import realpath
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,6 +34,7 @@ from medconv.utils.logging import some
 
 # Its name, beside the predictions.
 MANIFEST = "prediction.json"
+LOWER_BOUNDS = "lower_bounds"  # of all results, which a later command adds to the manifest
 # A case's images, as the manifest lists them.
 Entry = dict[str, Any]
 # Settings that are known by their hashes alone, which tell a reader nothing.
@@ -102,9 +104,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _same_images(before: Entry, now: Entry) -> bool:
+    """Whether these are the same files as they were, maybe by other paths to them."""
+    if before["stamps"] != now["stamps"] or len(before["images"]) != len(now["images"]):
+        return False
+    pairs = zip(before["images"], now["images"], strict=True)
+    return all(old == new or realpath(old) == realpath(new) for old, new in pairs)
+
+
 def _other_image(case_id: str, before: Entry, now: Entry) -> str:
     for old, new in zip(before["images"], now["images"], strict=False):
-        if old != new:
+        if realpath(old) != realpath(new):
             return f"holds case {case_id} predicted from another image, {old}, not {new}"
     return f"holds case {case_id} predicted from an image that has changed since: {now['images'][0]}"
 
@@ -256,7 +266,9 @@ class Output(ABC):
             differences=differences(manifest["settings"], self.settings) if manifest else [],
             existing=existing,
             busy=busy,
-            changed=[each for each in cases if each in predicted and listed[each] != cases[each]],
+            changed=[
+                each for each in cases if each in predicted and not _same_images(listed[each], cases[each])
+            ],
         )
         # An unfinished overwrite has removed the old results of these; those with a result are done.
         renewed: set[str] = set()
@@ -270,7 +282,10 @@ class Output(ABC):
             self._clean(replaced)
         # Entries of results made with other settings would make these count as done.
         previous = {} if state.differences else listed
-        self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}))
+        # What was computed of all results stays as long as they do.
+        stays = not state.differences and not renewed and not replaced and cases.keys() <= set(existing)
+        kept = {LOWER_BOUNDS: manifest[LOWER_BOUNDS]} if stays and LOWER_BOUNDS in manifest else {}
+        self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}), kept)
         self._claims.join()
 
     def _check(
@@ -308,7 +323,9 @@ class Output(ABC):
     def _refusal(self, reason: str) -> ArgumentError:
         return ArgumentError("output", f" {self.path}: {reason}")
 
-    def _write_manifest(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
+    def _write_manifest(
+        self, cases: dict[str, Entry], overwriting: Sequence[str], kept: Mapping[str, Any] | None = None
+    ) -> None:
         # `medconv evaluate` warns of these.
         train_cases = [case_id for case_id in self.about.get("train_cases", ()) if case_id in cases]
         manifest = {
@@ -317,6 +334,7 @@ class Output(ABC):
             "settings": self.settings,
             "cases": cases,
             "overwriting": list(overwriting),
+            **(kept or {}),
         }
         write_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 

@@ -53,6 +53,7 @@ def of_medconv(body, **names):
         ),
         (PeerLostError("another process is gone"), PREEMPTED, "error: another process is gone\n"),
         (SystemExit(2), USER, ""),
+        (SystemExit("no such site"), USER, "error: no such site\n"),
         (SystemExit(0), DONE, ""),
         (
             OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x"),

@@ -124,6 +124,9 @@ COMPLETIONS = {
     "medconv train early_stopping=": ["early_stopping=none", "early_stopping=patience"],
     "medconv preprocess data=csv data.resi": ["data.resize="],
     "medconv train data=csv trainer.accel": ["trainer.accelerator="],
+    "medconv ensemble --members 3 early_stopping=": ["early_stopping=none", "early_stopping=patience"],
+    "medconv preprocess --check-only data=csv data.resi": ["data.resize="],
+    "medconv train --pack": ["--help", "--package"],
 }
 
 

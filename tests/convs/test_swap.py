@@ -167,6 +167,33 @@ def test_each_layer_gets_the_spacing_of_its_own_grid():
     assert by_name["encoder.2.3"] == ((2.0, 2.0, 4.0), 4.0)
 
 
+@pytest.mark.parametrize("voxels", [9, 17, 20, 28, 33, 64])
+def test_strides_multiply_where_they_do_not_divide_the_image(voxels):
+    """9 voxels become 5, 3 and 2, which are of 2, 4 and 8 mm; the second axis always divides."""
+    network = nn.Sequential(*(nn.Conv2d(1, 1, 3, 2, 1) for _ in range(4)))
+    found = []
+
+    def note(conv, spacing_mm, scale):
+        found.append(spacing_mm)
+        return conv
+
+    swap_convs(network, note, spacing_mm=(1.0, 1.0), example=torch.zeros(1, 1, voxels, 64))
+    assert found == [(1.0, 1.0), (2.0, 2.0), (4.0, 4.0), (8.0, 8.0)]
+
+
+def test_a_convolution_called_by_keyword_has_its_grid():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv3d(1, 1, 3, padding=1)
+
+        def forward(self, x):
+            return self.conv(input=x)
+
+    report = swap_convs(Named(), ball, spacing_mm=(1.0, 1.0, 2.0), example=torch.zeros(1, 1, 8, 8, 8))
+    assert report.swapped == ["conv"]
+
+
 def test_taps_of_a_dilated_layer_are_as_far_apart_as_it_says():
     """In slices of 2 mm, two voxels of 1 mm apart within them: a ball is that of even voxels."""
     network = nn.Sequential(nn.Conv3d(1, 1, 3, padding=(1, 2, 2), dilation=(1, 2, 2)))

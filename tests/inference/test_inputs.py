@@ -79,6 +79,28 @@ def test_channels_are_found_by_the_patterns_of_the_training(tmp_path):
     assert second.missing_channels == (1,) and len(second.images) == 1
 
 
+def test_a_folder_may_lack_the_first_channel_of_all_cases(tmp_path):
+    touch(tmp_path, "p1_0001.nii.gz", "p1_0002.nii.gz", "p2_0001.nii.gz")
+    first, second = find_cases(tmp_path, 3, takes_missing=True)
+    assert (first.id, first.missing_channels, second.id, second.missing_channels) == (
+        "p1",
+        (0,),
+        "p2",
+        (0, 2),
+    )
+    assert [case.id for case in find_cases(tmp_path, 3)] == ["p1_0001", "p1_0002", "p2_0001"]
+
+
+def test_an_entry_of_a_list_that_lacks_its_first_channel_has_the_id_of_the_case(tmp_path):
+    touch(tmp_path, "p1_0001.nii.gz", "p1_0002.nii.gz")
+    (tmp_path / "list.json").write_text(json.dumps([[None, "p1_0001.nii.gz", "p1_0002.nii.gz"]]))
+    (case,) = find_cases(tmp_path / "list.json", 3, takes_missing=True)
+    assert (case.id, case.missing_channels) == ("p1", (0,))
+    (tmp_path / "list.txt").write_text("p1_0001.nii.gz\t\tp1_0002.nii.gz\n")
+    with pytest.raises(ValueError, match=r"list\.txt: expected files separated by one tab each"):
+        find_cases(tmp_path / "list.txt", 3)
+
+
 @pytest.mark.parametrize("names", [["case_0001"], ["hippocampus_1234"]])
 def test_names_that_end_in_other_four_digits_are_cases(tmp_path, names):
     touch(tmp_path, *(f"{name}.nii.gz" for name in names))

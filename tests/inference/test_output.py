@@ -93,6 +93,25 @@ def test_two_images_with_one_case_id_are_refused(output, tmp_path):
         fill(output(tmp_path), cases("a", "c", root="elsewhere"))
 
 
+def test_another_path_to_the_same_image_is_the_same_image(output, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.nii.gz").write_text("image")
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    out = tmp_path / "out"
+    assert fill(output(out), cases("a", root=str(tmp_path / "images"))) == ["a"]
+    for other in ("link", "images/../images"):
+        assert fill(output(out), cases("a", root=str(tmp_path / other))) == []
+
+
+def test_what_was_computed_of_all_results_stays_as_long_as_they_do(output, tmp_path):
+    fill(output(tmp_path), cases("a", "b"))
+    content = {"share": 0.9}
+    (tmp_path / MANIFEST).write_text(json.dumps({**manifest(tmp_path), "lower_bounds": content}))
+    assert fill(output(tmp_path), cases("a", "b")) == [] and manifest(tmp_path)["lower_bounds"] == content
+    fill(output(tmp_path), cases("a", "b", "c"))
+    assert "lower_bounds" not in manifest(tmp_path)
+
+
 def test_a_replaced_image_is_refused_without_overwrite(output, tmp_path):
     (tmp_path / "a.nii.gz").write_text("image")
     listed, out = cases("a", root=str(tmp_path)), tmp_path / "out"

@@ -132,6 +132,13 @@ def nnunet(root: str | Path) -> Dataset:
     )
 
 
+def channel_of(path: Path, num_channels: int) -> int | None:
+    """The channel of a file `CASE_0000`, `CASE_0001`, ...; None: its name is not of this form."""
+    match = _CHANNEL.match(stem(path))
+    number = int(match["channel"]) if match else num_channels
+    return number if number < num_channels else None
+
+
 def missing_numbers(files: Sequence[Path], num_channels: int) -> tuple[int, ...]:
     """The channels that no file has, `CASE_0000`, `CASE_0001`, ...; empty if there are too many files."""
     numbers = set()

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from medconv.data.datasets.common import read_json
 from medconv.features.quality import predicted_quality, quality
-from medconv.inference.output import MANIFEST, read_manifest
+from medconv.inference.output import LOWER_BOUNDS, MANIFEST, read_manifest
 from medconv.metrics.dice import ClassScores
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original
@@ -133,7 +133,7 @@ def write(rows: Sequence[Bound], folder: Path, limit: float | None = None) -> No
     with held(FileLock(folder / ".lock")):  # as processes that predict hold it
         manifest = read_manifest(folder)
         if manifest:
-            text = json.dumps({**manifest, "lower_bounds": content}, indent=2)
+            text = json.dumps({**manifest, LOWER_BOUNDS: content}, indent=2)
             write_text(folder / MANIFEST, text + "\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,11 +72,12 @@ def run_command(options: argparse.Namespace) -> int:
     )
     without = sorted({row.name for row in rows if row.estimate is not None and row.lower is None})
     if without:
-        needed = options.share / (1 - options.share)
+        # the smallest n for which n / (n + 1) reaches the share
+        needed = ceil(round(options.share / (1 - options.share), 9))
         print(
             shown(
                 f"no bound of {', '.join(without)}: {options.calibration} has too few cases with it; "
-                f"--share {options.share} needs at least {needed:.0f}"
+                f"--share {options.share} needs at least {needed}"
             )
         )
     if options.limit is not None:

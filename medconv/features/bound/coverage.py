@@ -10,16 +10,20 @@ from medconv.evaluation.results import plain_number
 from medconv.evaluation.segmentation_results import CaseRow
 from medconv.features.bound import bounds
 from medconv.features.quality.predicted_quality import chart_of_classes
+from medconv.inference.output import LOWER_BOUNDS, read_manifest
 
 KEY = "bound"  # in the result of `medconv evaluate`
 
 
 def measure(predictions: Path, cases: Sequence[CaseRow], names: Sequence[str]) -> dict[str, Any] | None:
     """By class: `n` bounds with a true Dice, the `share` in which they held, and how far below the true Dice
-    they are on average, `width`; `wanted`: the share that was asked for. None: there is no `bounds.csv`.
+    they are on average, `width`; `wanted`: the share that was asked for. None: there is no `bounds.csv`, or
+    it is of predictions that are others now.
     """
     path = predictions / bounds.FILE
-    rows = bounds.read(path) if path.is_file() else []
+    manifest = read_manifest(predictions)
+    is_stale = bool(manifest) and LOWER_BOUNDS not in manifest
+    rows = bounds.read(path) if path.is_file() and not is_stale else []
     if not rows:
         return None
     true = {row["case"]: row["dice"] for row in cases}

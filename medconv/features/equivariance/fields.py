@@ -121,7 +121,10 @@ class _Trace:
     reads: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def hook_input(self, name: str) -> Callable[..., None]:
-        return lambda layer, args: self.reads.append((f"in {name}", args[0]))
+        def note(layer: nn.Module, args: Any, named: Any) -> None:
+            self.reads.append((f"in {name}", args[0] if args else named["input"]))
+
+        return note
 
     def hook_output(self, name: str) -> Callable[..., Tensor]:
         def hook(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -136,7 +139,7 @@ def _trace(network: nn.Module, example: Tensor) -> _Trace:
     copy = deepcopy(network).train()
     trace = _Trace()
     for name, layer in layers_with_channels(copy):
-        layer.register_forward_pre_hook(trace.hook_input(name))
+        layer.register_forward_pre_hook(trace.hook_input(name), with_kwargs=True)
         if isinstance(layer, CONVS + TRANSPOSED):
             layer.register_forward_hook(trace.hook_output(name))
     image = example.detach().clone().requires_grad_()

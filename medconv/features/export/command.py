@@ -60,9 +60,7 @@ def _add_input_and_output(group: Group) -> None:
         metavar="PATH",
         help="file to write; for bundle, nnunet and safetensors, a new folder (nnunet: DatasetNNN_NAME)",
     )
-    group.add_argument(
-        "--opset", type=int, default=OPSET, metavar="N", help="ONNX operator set; default %(default)s"
-    )
+    group.add_argument("--opset", type=int, metavar="N", help=f"ONNX operator set; default {OPSET}")
 
 
 def _add_comparison(group: Group) -> None:

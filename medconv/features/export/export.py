@@ -80,7 +80,9 @@ def _format(choices: ExportOptions) -> Format:
     formats = doors.mapping("EXPORTS")
     if choices.format not in formats:
         raise ArgumentError("format", f" must be one of {', '.join(formats)}, got {choices.format}")
-    if choices.opset not in OPSETS:
+    if choices.opset is not None and choices.format != "onnx":
+        raise ArgumentError("opset", f" {choices.opset}: is of ONNX, and the format is {choices.format}")
+    if choices.opset not in (None, *OPSETS):
         raise ArgumentError("opset", f" must lie between {OPSETS[0]} and {OPSETS[-1]}, got {choices.opset}")
     format: Format = doors.load(formats[choices.format])
     format.check_packages()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.features.export.graph import Captured, capture, quiet
-from medconv.features.export.job import Format, Job
+from medconv.features.export.job import OPSETS, Format, Job
 from medconv.features.export.metadata import Metadata, metadata_path
 from medconv.inference.load import LoadedModel
 from medconv.utils.errors import with_class
@@ -35,11 +35,12 @@ class NetworkFile(Format):
             _need(("onnx", "onnxscript", "onnxruntime"))
 
     def write(self, path: Path, job: Job) -> Metadata:
-        captured = write_network(capture(job.model), self._name, path, job.choices.opset)
+        opset = job.choices.opset or OPSETS[0]
+        captured = write_network(capture(job.model), self._name, path, opset)
         parity = job.compare(read_written(path, self._name), captured.larger)
         metadata = job.describe(path, self._name, captured, parity)
         if self._name == "onnx":
-            metadata["opset"] = job.choices.opset
+            metadata["opset"] = opset
         return metadata
 
     def notes(self, model: LoadedModel, output: Path) -> list[str]:

@@ -29,13 +29,13 @@ class ExportOptions:
 
     Args:
         format: a name in the door `EXPORTS`.
-        opset: of ONNX.
+        opset: of ONNX; None: the lowest of `OPSETS`.
         case: an image to compare the logits on; None: random patches only.
         tolerance: the largest difference of logits that is allowed, over the largest logit.
     """
 
     format: str
-    opset: int = OPSETS[0]
+    opset: int | None = None
     case: Path | None = None
     tolerance: float = TOLERANCE
 

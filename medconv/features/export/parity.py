@@ -48,7 +48,14 @@ def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[
         ArgumentError: several cases.
         ValueError: not an image that the network takes.
     """
-    cases = find_cases(case, len(reference.modalities), name="case")
+    cases = find_cases(
+        case,
+        len(reference.modalities),
+        name="case",
+        takes_missing=reference.takes_missing,
+        image_patterns=reference.image_patterns,
+        path_column=reference.path_column,
+    )
     if len(cases) != 1:
         raise ArgumentError("case", f" {case}: expected one case, found {len(cases)}")
     # An exported file computes in fp32, whatever precision the training had.

@@ -80,6 +80,19 @@ def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(tmp_path
     assert row["share"] == pytest.approx(2 / 3)
     assert "1: the lower bound of Dice held in 0.6667 of 3 cases, wanted 0.8" in table(again)
     assert "Lower bounds of Dice" in page_of(again)
+    # other predictions since: their manifest has no bounds
+    manifest = {"settings": {}, "cases": {}, "overwriting": [], "class_names": ["background", "1"]}
+    (new / "prediction.json").write_text(json.dumps(manifest))
+    assert "bound" not in segmentation.evaluate(new, truth).result
+
+
+def test_too_few_cases_are_told_how_many_are_needed(tmp_path, monkeypatch, capsys):
+    predictions, references = evaluated(tmp_path, "known", {f"c{i}": i for i in range(1, 4)})
+    calibration = tmp_path / "metrics.json"
+    calibration.write_text(json.dumps(segmentation.evaluate(predictions, references).result))
+    words = ["--predictions", predictions, "--calibration", calibration, "--share", "0.93"]
+    assert tiny.call(monkeypatch, "bound", *words) == DONE
+    assert "--share 0.93 needs at least 14" in capsys.readouterr().out  # 14 / 15 is the first above 0.93
 
 
 @pytest.mark.parametrize(

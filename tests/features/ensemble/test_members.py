@@ -177,6 +177,16 @@ def test_never_moves_an_earlier_ensemble_aside_once(tmp_path, monkeypatch):
     assert started == ["run.resume=auto"] * 2
 
 
+def test_an_ensemble_that_was_moved_aside_predicts_with_all_its_members(tmp_path):
+    run = tmp_path / "run.20261129-101010"  # by run.resume=never
+    expected = []
+    for folder in (run, run / "members/2", run / "members/2.20261128-101010"):
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints/best.ckpt").touch()
+        expected.append(folder / "checkpoints/best.ckpt")
+    assert checkpoints_of(run) == expected[:2]
+
+
 def test_a_smaller_number_refuses_trained_members_and_forgets_those_that_never_began(tmp_path, monkeypatch):
     monkeypatch.setattr(members.subprocess, "Popen", Fake)
     found = [Member(1, RunDir(tmp_path), ("exit(0)",))]

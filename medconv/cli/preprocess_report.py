@@ -71,7 +71,9 @@ def _check(run_config: RunConfig) -> None:
         raise ValueError(error_report(dataset, errors))
     measured = measure(reports)
     if run_config.data.source_spacing_mm is None:
-        measured = measured.at_spacing(assumed_spacing(measured.shapes, measured.spacings_mm))
+        measured = measured.at_spacing(
+            assumed_spacing(measured.shapes, measured.spacings_mm, dataset.targets)
+        )
     plan = make_plan(run_config, dataset, measured)
     for far_warning in far_values(dataset, measured, plan.normalisation):
         print(f"warning: {far_warning}")

@@ -229,8 +229,8 @@ class Dataset:
         if settings.get("ignore_label") is not None and any(case.relabel for case in self.cases):
             raise ArgumentError(
                 "ignore_label",
-                ": the label values of joined datasets, and masks of 0 and 255, are renumbered; in joined "
-                "datasets, set ignore_label in each of ",
+                ": label values are renumbered in joined datasets, in masks of 0 and 255, and where files "
+                "name theirs by other numbers; in joined datasets, set ignore_label in each of ",
                 Argument("entries"),
                 " instead",
             )

@@ -102,8 +102,9 @@ def _group_name(match: re.Match[str] | None) -> str:
     """The text of the groups of a match, or all of it; empty if there is none."""
     if match is None:
         return ""
-    texts = match.groups() or (match[0],)
-    return "_".join(text or "" for text in texts)
+    if not any(match.groups()):  # no groups, or another alternative than theirs
+        return "" if match.re.groups == 1 else match[0]
+    return "_".join(text or "" for text in match.groups())
 
 
 class SplitPatient(NamedTuple):

@@ -4,7 +4,7 @@ import json
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -44,6 +44,7 @@ from medconv.training.distributed import batch_size_per_process, samples_per_epo
 from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NO_EARLIER_PLAN, derived_values, make_plan
 from medconv.utils import signals
+from medconv.utils.errors import ArgumentError
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
@@ -176,7 +177,9 @@ def prepare_data(
             dataset, home, data.prepare_workers, skip=data.on_invalid_case == "skip"
         )
     # Only now it is known whether headers have lost the spacing, and which cases are invalid or twice there
-    source_spacing_mm = data.source_spacing_mm or assumed_spacing(measured.shapes, measured.spacings_mm)
+    source_spacing_mm = data.source_spacing_mm or assumed_spacing(
+        measured.shapes, measured.spacings_mm, dataset.targets
+    )
     if source_spacing_mm and source_spacing_mm != data.source_spacing_mm:
         measured = measured.at_spacing(source_spacing_mm)
         dataset = per_case.with_source_spacing(dataset, source_spacing_mm)
@@ -411,6 +414,13 @@ def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler
     return sampler
 
 
+def _no_classes() -> list[list[int]]:
+    raise ArgumentError(
+        "balanced_sampling",
+        "=true, as sampler=balanced, draws each class equally often, and these targets have no classes",
+    )
+
+
 def log_annotated_and_weights(train: Sequence[Case], dataset: Dataset) -> None:
     """Log which classes training cases annotate, and their weights; nothing where all cases are alike."""
     if any(case.annotated is not None for case in train):
@@ -441,7 +451,10 @@ def build_data(
     family = prepared.targets.family
     whole_images = family.own("whole_images")
     own_labels = family.own("labels")
-    if whole_images is None:
+    indices: Callable[[], list[list[int]]]
+    if whole_images is None and not prepared.targets.answers_classes:
+        indices = _no_classes
+    elif whole_images is None:
         indices = partial(class_indices, prepared.train, class_names, prepared.store)
     else:
         indices = partial(whole_images.class_indices, prepared.train, prepared.targets)

@@ -106,6 +106,9 @@ def test_a_pattern_keeps_a_patients_cases_in_one_fold(caplog):
     assert not caplog.records
     assert grouped([Case("a-7-x", ())], r"(\w)-(\d)")[0].group == "a_7"
     assert grouped([Case("a-7-x", ())], r"\w-")[0].group == "a-"
+    # alternatives, of which one has no group: each of its cases is its own
+    controls = grouped([Case(name, ()) for name in ("ctrl1", "ctrl2", "p7_a")], r"(p\d)|(v\d)|ctrl\d")
+    assert [case.group for case in controls] == ["ctrl1", "ctrl2", "p7_"]
 
 
 def test_an_unfit_group_pattern_is_refused():

@@ -273,7 +273,8 @@ def read_label(
     if array.dtype.kind == "f":
         array = _whole_numbers(path, array)
     lowest = array.min()
-    if relabel is not None and lowest >= 0:
+    highest = max([np.iinfo(np.int16).max, *dict(relabel or ())])
+    if relabel is not None and lowest >= 0 and array.max() <= highest:  # else a table of any size
         array = relabelled(array.astype(np.int64, copy=False), relabel, path)
     if lowest < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {lowest} to {array.max()}")

@@ -27,6 +27,7 @@ CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 # What Pillow raises for damaged files
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, LookupError, MemoryError, struct.error, zlib.error)
 # Types of grey values by Pillow's mode
+_TRANSPARENT = "partly transparent, expected opaque pixels; save it without alpha"
 _GREY = {
     "1": np.uint8,
     "L": np.uint8,
@@ -298,7 +299,11 @@ def _changed_values(image: Image.Image) -> str | None:
 def _pixels(path: Path, image: Image.Image) -> np.ndarray:
     """Pixels without alpha. Shape: (height, width) or (height, width, 3)."""
     if image.mode in _GREY:
-        return np.asarray(image).astype(_GREY[image.mode])
+        grey = np.asarray(image).astype(_GREY[image.mode])
+        transparent = image.info.get("transparency")  # the grey value that is so
+        if isinstance(transparent, int) and (grey == transparent).any():
+            raise ValueError(f"{path}: {_TRANSPARENT}")
+        return grey
     bands = image.getbands()
     if "A" in bands or "a" in bands or "transparency" in image.info:
         return _opaque_pixels(path, image)
@@ -313,7 +318,7 @@ def _opaque_pixels(path: Path, image: Image.Image) -> np.ndarray:
     pixels = np.asarray(image.convert("LA" if is_grey else "RGBA"))
     alpha = pixels[..., -1]
     if alpha.min() < 255:
-        raise ValueError(f"{path}: partly transparent, expected opaque pixels; save it without alpha")
+        raise ValueError(f"{path}: {_TRANSPARENT}")
     return pixels[..., 0] if is_grey else pixels[..., :3]
 
 

@@ -22,6 +22,7 @@ from medconv.data.preprocessing.examine import REPORT_VERSION, CaseReport, exami
 from medconv.data.preprocessing.fingerprint import Fingerprint, measure
 from medconv.data.preprocessing.store import signature
 from medconv.data.preprocessing.value_bands import ADAPTING, advice, far_cases, row_text
+from medconv.targets import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text, some
@@ -96,7 +97,7 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
     shapes = [report.shape for report in reports]
     spacings_mm = [report.spacing_mm for report in reports]
     if not any(case.source_spacing_mm for case in dataset.cases):
-        warnings += lost_spacing(shapes, spacings_mm)
+        warnings += lost_spacing(shapes, spacings_mm, dataset.targets)
     warnings += far_spacing([report.case for report in reports], spacings_mm)
     warnings += same_images({report.case: report.content for report in reports if report.content})
     return warnings
@@ -144,9 +145,11 @@ def still_invalid(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> bool
     return True
 
 
-def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]]) -> list[str]:
+def lost_spacing(
+    shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]], targets: Targets | None = None
+) -> list[str]:
     """A warning if the headers have probably lost the spacing; else none."""
-    assumed = assumed_spacing(shapes, spacings_mm)
+    assumed = assumed_spacing(shapes, spacings_mm, targets)
     if assumed is None:
         return []
     few = int(np.median([min(shape) for shape in shapes]))
@@ -160,13 +163,15 @@ def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence
 
 
 def assumed_spacing(
-    shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]]
+    shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]], targets: Targets | None = None
 ) -> list[float] | None:
     """The spacing to plan by where every volume has 1 x 1 x 1 mm and far fewer slices than rows; else None.
 
     Only its proportions matter: slices are thick, as in all sets of that shape, so that kernels, strides and
-    rotations treat them so.
+    rotations treat them so. Targets in mm of the headers would lie elsewhere, and keep theirs.
     """
+    if targets is not None and targets.labels_in_mm:
+        return None
     thin = [len(shape) == 3 and max(shape) >= _FEW * min(shape) and min(shape) > 1 for shape in shapes]
     unit = [tuple(spacing) == (1.0, 1.0, 1.0) for spacing in spacings_mm]
     if not thin or not all(thin) or not all(unit):

@@ -20,12 +20,12 @@ from medconv.data.io.label_values import contradictions
 from medconv.data.io.raster import are_picture_channels, is_picture, turn_doubts
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
-from medconv.data.preprocessing.value_bands import percentiles
+from medconv.data.preprocessing.value_bands import even_step, percentiles
 from medconv.metrics.dice import value_counts
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text
 
-REPORT_VERSION = 10  # raise it when a report measures more or otherwise
+REPORT_VERSION = 11  # raise it when a report measures more or otherwise
 _MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
 _MIN_SAMPLES = 100
 _ALL_SAMPLES = 20_000_000  # over all cases, if that leaves each the lowest number
@@ -107,7 +107,9 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         assert report.grid is not None
         note_content(image, report)
         if are_picture_channels(dataset.modalities):
-            report.intensities = sampled(image, samples_per_case(dataset))
+            is_labelled = label != (-1 if dataset.targets.ignore is None else dataset.targets.ignore)
+            voxels = image[:, is_labelled] if is_labelled.any() else image
+            report.intensities = sampled(voxels, samples_per_case(dataset))
         canonical_label, _ = to_canonical(label[None], report.grid)
         some = (slice(None, None, 7),) * label.ndim  # of the voxels, which mostly tell that they differ
         if label.any() and any(
@@ -147,8 +149,7 @@ def note_content(image: np.ndarray, report: CaseReport, is_cropped: bool = True)
 def sampled(image: np.ndarray, count: int) -> np.ndarray:
     """Voxels spread evenly over the image: (channels, X, Y, Z) -> (channels, about `count`)."""
     flat = image.reshape(len(image), -1)
-    step = max(1, flat.shape[1] // count)
-    return flat[:, ::step].copy()
+    return flat[:, :: even_step(flat.shape[1], count)].copy()
 
 
 def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
@@ -245,9 +246,11 @@ def _sample_foreground(image: np.ndarray, label: np.ndarray, dataset: Dataset) -
     stored = in_c_order(label.T)  # in file order, the first axis fastest
     is_labelled = np.True_ if dataset.targets.ignore is None else stored != dataset.targets.ignore
     voxel_indices = np.flatnonzero((stored > 0) & is_labelled)
+    count = samples_per_case(dataset)
+    step = max(1, len(voxel_indices) // count)
     if not len(voxel_indices):
         voxel_indices = np.flatnonzero(np.broadcast_to(is_labelled, stored.shape))
-    step = max(1, len(voxel_indices) // samples_per_case(dataset))
+        step = even_step(max(1, len(voxel_indices)), count)
     z, y, x = np.unravel_index(voxel_indices[::step], stored.shape)
     return np.stack([channel[x, y, z] for channel in image])
 

@@ -6,6 +6,7 @@ to an image, such as zscore, remove such a difference; the others hand it to the
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,21 @@ def percentiles(image: np.ndarray, missing: Sequence[int] = ()) -> tuple[tuple[f
     Shape: (channels, *spatial) -> (channels, percentiles).
     """
     voxels = image.reshape(len(image), -1)
-    step = max(1, voxels.shape[1] // _SAMPLES)
-    rows = np.percentile(voxels[:, ::step].astype(np.float64), PERCENTILES, axis=1).T
+    rows = np.percentile(
+        voxels[:, :: even_step(voxels.shape[1], _SAMPLES)].astype(np.float64), PERCENTILES, axis=1
+    ).T
     return tuple(() if channel in missing else tuple(row) for channel, row in enumerate(rows.tolist()))
+
+
+def even_step(voxels: int, count: int) -> int:
+    """The distance of about `count` voxels that are spread evenly over an image, whatever its shape.
+
+    A distance that shares a factor with the length of an axis would miss slices, or all but one.
+    """
+    step = max(1, voxels // count)
+    while gcd(step, voxels) > 1:
+        step += 1
+    return step
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import torch
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.grids import to_canonical
+from medconv.data.io.images import shape_and_affine
 from medconv.data.preprocessing.examine import CaseReport, note_content, sampled, samples_per_case
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, resampled_shape
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, content_box, resampled_shape
 from medconv.features.landmarks.points import read_array
 from medconv.features.landmarks.targets import LandmarkTargets
 
@@ -36,12 +37,28 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
     voxels = voxels_of(positions, grid)[:, : 2 if report.flat else 3]
     last = np.array(grid.shape)[: voxels.shape[1]] - 1
     beyond = [bool(row.any()) for row in (voxels < -0.5) | (voxels > last + 0.5)]
-    for name, position, is_beyond in zip(dataset.targets.names, positions, beyond, strict=True):
+    in_margin = _in_margin(image, voxels)
+    for name, position, is_beyond, is_cut in zip(
+        dataset.targets.names, positions, beyond, in_margin, strict=True
+    ):
+        place = ", ".join(f"{mm:.4g}" for mm in position)
         if is_beyond:
-            place = ", ".join(f"{mm:.4g}" for mm in position)
             report.errors.append(
                 f"{case.label}: {name} at ({place}) mm (RAS) lies outside of the image {case.images[0]}"
             )
+        elif is_cut:
+            report.warnings.append(
+                f"{case.label}: {name} at ({place}) mm (RAS) lies where {case.images[0]} is 0 up to "
+                "its edge, which is cut off; it is trained on as absent"
+            )
+
+
+def _in_margin(image: np.ndarray, voxels: np.ndarray) -> list[bool]:
+    """Whether points lie where an image is 0 up to its edge. Shape: (channels, X, Y, Z), (n, 2 or 3)."""
+    box = content_box(image)[: voxels.shape[1]]
+    first = np.array([axis.start for axis in box]) - 0.5
+    last = np.array([axis.stop for axis in box]) - 0.5
+    return [bool(row.any()) for row in (voxels < first) | (voxels > last)]
 
 
 def positions_of(case: Case, targets: LandmarkTargets) -> np.ndarray:
@@ -52,10 +69,13 @@ def positions_of(case: Case, targets: LandmarkTargets) -> np.ndarray:
     if case.label is None:
         raise ValueError("has no file of points, but training needs one")
     if case.source_spacing_mm is not None:
-        raise ValueError(
-            f"{case.label}: its points are in mm of the image's header, but another spacing is taken "
-            "(data.source_spacing_mm, or as headers have lost theirs); write the true one into the headers"
-        )
+        header = Grid.of(*shape_and_affine(case.images[0]))
+        stated = header.with_spacing_mm(case.source_spacing_mm)
+        if not np.allclose(stated.spacing_mm, header.spacing_mm, rtol=1e-3):
+            raise ValueError(
+                f"{case.label}: its points are in mm of the image's header, but another spacing is taken "
+                "(data.source_spacing_mm); write the true one into the headers"
+            )
     return read_array(case.label, case.id, targets.names)
 
 

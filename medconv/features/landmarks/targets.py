@@ -48,6 +48,7 @@ class LandmarkTargets(Targets):
         "around the highest voxel, and is absent where the highest value is below targets.threshold"
     )
     unbounded: ClassVar[bool] = True  # positions in mm
+    labels_in_mm: ClassVar[bool] = True
     names: tuple[str, ...] = ()
     sigma_mm: float = 3.0
     threshold: float = 0.2

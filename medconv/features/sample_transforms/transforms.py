@@ -133,7 +133,8 @@ class SampleTransforms(Compose):
             )
         typed: Tensor = tensor.to(before.dtype)
         changed = typed.to(tensor.dtype) != tensor
-        if key == "label" and changed.any():
+        # probabilities and heatmaps are rounded to half precision
+        if key == "label" and not before.is_floating_point() and changed.any():
             raise ValueError(
                 f"augmentation: the transforms return label value {tensor[changed][0].item():g}, expected "
                 f"whole numbers up to {torch.iinfo(before.dtype).max}; move labels by mode `nearest`"

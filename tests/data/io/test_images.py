@@ -1,6 +1,7 @@
 """medconv/data/io/images.py: the same volume in every format, label values, and written files."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import nibabel as nib
@@ -182,6 +183,17 @@ def test_an_invalid_label_value_is_named(tmp_path, value, message):
     with pytest.raises(ValueError, match=message) as error:
         read_label(path)
     assert str(error.value).startswith(f"{path}: ")
+
+
+def test_a_stray_value_of_a_renumbered_label_map_is_named_without_a_table_of_all_values(tmp_path):
+    label = label_array(0).astype(np.uint32)
+    label[0, 0, 0] = 2**32 - 1  # -1, once
+    path = save(tmp_path / "label.nii.gz", label)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"label values must lie in 0\.\.32767, found 0 to 4294967295"):
+        read_label(path, relabel=((0, 0), (1, 2), (2, 1)))
+    assert tracemalloc.get_traced_memory()[1] < 1e8
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("slope", "stored"), [(1 / 255, 255), (0.1, 10), (0.0039215684, 255)])

@@ -232,6 +232,11 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
             lambda p: save(p / "a.png", np.dstack([RGB, GREY])),
             "a.png: partly transparent, expected opaque",
         ),
+        (
+            read_image,
+            lambda p: save(p / "a.png", GREY, transparency=int(GREY[0, 1])),
+            "a.png: partly transparent, expected opaque",
+        ),
         (read_image, lambda p: p / "a.png", "a.png: no such file"),
         (read_image, lambda p: truncate(save(p / "a.png", NOISE), 0), "a.png: the file is empty"),
         (

@@ -7,9 +7,10 @@ import pytest
 from helpers.formats import set_fields
 from helpers.loaded_models import segmentation
 from helpers.volumes import AFFINE, image_array, label_array, save, save_raw, tiny, write_msd
+from PIL import Image
 from torch import nn
 
-from medconv.data.case import Case
+from medconv.data.case import Case, Dataset
 from medconv.data.datasets.dataset_json import msd
 from medconv.data.per_case import with_source_spacing
 from medconv.data.preprocessing.check import assumed_spacing, check, far_spacing, lost_spacing
@@ -22,6 +23,7 @@ from medconv.data.preprocessing.examine import (
     wrapped_negatives,
 )
 from medconv.inference.predictor import Predictor
+from medconv.targets.label_map import LabelMapTargets
 
 
 def test_report_keeps_a_sample_and_not_the_volume(tmp_path):
@@ -33,6 +35,21 @@ def test_report_keeps_a_sample_and_not_the_volume(tmp_path):
     sample = examine(dataset.cases[0], dataset).intensities
     assert sample is not None and sample.base is None
     assert 5_000 <= sample.size < 10_000
+
+
+def test_ignored_pixels_are_left_out_of_the_intensities_of_pictures(tmp_path):
+    """Such as the black frame of a photograph, which nobody labelled."""
+    label = np.full((60, 60), 9, np.uint8)
+    label[20:40, 20:40] = 0
+    label[25:30, 25:30] = 1
+    picture = np.where(label == 9, 0, 200).astype(np.uint8)
+    for name, pixels in (("image", picture), ("label", label)):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    case = Case("a", (tmp_path / "image.png",), tmp_path / "label.png")
+    targets = LabelMapTargets(("one",), ((1,),), 9)
+    dataset = Dataset("d", (case,), ("background", "one"), ("grey",), targets=targets)
+    report = examine(case, dataset)
+    assert not report.errors and set(report.intensities.ravel().tolist()) == {200}
 
 
 def test_thickness_is_the_mean_length_of_runs():

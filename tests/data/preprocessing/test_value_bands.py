@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medconv.data.preprocessing.value_bands import Band, band_of, far_cases, percentiles
+from medconv.data.preprocessing.value_bands import Band, band_of, even_step, far_cases, percentiles
 
 USUAL = [[-1000.0 + case, -800.0, 0.0, 50.0, 300.0 + 5 * case] for case in range(6)]
 
@@ -50,6 +50,16 @@ def test_a_band_survives_a_file():
     band = band_of(USUAL)
     assert band is not None
     assert Band.from_plain(band.plain()) == band
+
+
+@pytest.mark.parametrize("shape", [(400, 400, 60), (100, 100, 100), (256, 256, 9), (200, 200, 33)])
+def test_samples_are_of_all_slices(shape):
+    """Every n-th voxel is of one slice where n is a multiple of their number."""
+    image = np.broadcast_to(np.arange(shape[2], dtype=np.float32), (1, *shape))
+    step = even_step(np.prod(shape), 5000)
+    assert len(np.unique(image.reshape(1, -1)[:, ::step])) == shape[2]
+    (row,) = percentiles(image)
+    assert row == pytest.approx(np.percentile(np.arange(shape[2]), (5, 25, 50, 75, 95)), abs=1.01)
 
 
 def test_percentiles_are_those_of_each_channel():

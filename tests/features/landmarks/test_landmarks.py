@@ -12,6 +12,7 @@ from helpers import small_runs, tiny
 
 from medconv.config import ConfigError
 from medconv.data.case import Grid
+from medconv.data.preprocessing.check import assumed_spacing
 from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.landmarks import heatmaps
@@ -182,6 +183,37 @@ def test_another_spacing_than_the_headers_is_refused(cases):
     case = replace(dataset.cases[0], source_spacing_mm=(1.0, 1.5, 7.0))
     (message,) = examine(case, dataset).errors
     assert "case0.csv: its points are in mm of the image's header, but another spacing is taken" in message
+
+
+def test_the_header_s_own_spacing_may_be_stated_and_few_slices_are_no_reason_to_doubt_it(cases):
+    """As the warning of few slices of 1 x 1 x 1 mm says: points in mm would lie elsewhere with another one."""
+    dataset = landmarks("images", "csv", root=str(cases))
+    case = replace(dataset.cases[0], source_spacing_mm=(1.0, 1.5, 2.0))
+    assert not examine(case, dataset).errors
+    thin = {"shapes": [(60, 60, 12)] * 2, "spacings_mm": [(1.0, 1.0, 1.0)] * 2}
+    assert assumed_spacing(**thin) and not assumed_spacing(**thin, targets=dataset.targets)
+
+
+def test_a_point_in_the_empty_margin_of_its_image_is_named(cases, tmp_path):
+    """Prepared images are cropped to their content, so that there is no voxel to learn it from."""
+    dataset = landmarks("images", "csv", root=str(cases))
+    case = dataset.cases[0]
+    image = nib.load(case.images[0])
+    voxels = np.asarray(image.dataobj).copy()
+    position = read_points(case.label, case.id)["apex"]
+    place = np.round(np.linalg.inv(image.affine) @ [*position, 1])[:3].astype(int)
+    voxels[: place[0] + 2] = 0
+    nib.save(nib.Nifti1Image(voxels, image.affine), tmp_path / "case0.nii.gz")
+    masked = replace(case, images=(tmp_path / "case0.nii.gz",))
+    (warning,) = examine(masked, dataset).warnings
+    assert "apex at (" in warning and "is 0 up to its edge, which is cut off" in warning
+
+
+def test_there_are_no_classes_to_draw_equally_often(cases, tmp_path):
+    with pytest.raises(
+        ConfigError, match="draws each class equally often, and these targets have no classes"
+    ):
+        train(cases, tmp_path / "run", "sampler=balanced")
 
 
 def test_the_layout_names_what_is_missing(cases, tmp_path):

@@ -270,6 +270,13 @@ def test_pairs_of_left_and_right_labels_give_a_warning(caplog, axis, warns):
     assert ("flip_label_pairs swaps no labels in these transforms" in caplog.text) == warns
 
 
+def test_probabilities_as_labels_may_be_interpolated():
+    sample = sample_of(0)
+    sample["label"] = torch.rand(2, *SHAPES[3]).half()
+    moved = make(mt.RandAffined(BOTH, prob=1, rotate_range=[0.5] * 3))(sample)
+    assert moved["label"].dtype == torch.float16 and not torch.equal(moved["label"], sample["label"])
+
+
 def test_metadata_of_monai_stays_inside():
     seen = []
     transforms = make(

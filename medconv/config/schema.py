@@ -253,8 +253,13 @@ class TrainerConfig:
     limit_train_batches: Any = key(
         None, "batches of an epoch, or a share of them", accepts=float | None, ge=0
     )
-    limit_val_batches: Any = key(None, "validation cases, or a share of them", accepts=float | None, ge=0)
-    limit_test_batches: Any = key(None, "test cases, or a share of them", accepts=float | None, ge=0)
+    limit_val_batches: Any = key(
+        None,
+        "validation batches of each process, or a share; of one case, or of data.batch_size whole images",
+        accepts=float | None,
+        ge=0,
+    )
+    limit_test_batches: Any = key(None, "the same for test cases", accepts=float | None, ge=0)
     limit_predict_batches: Any = key(None, "not used: medconv predict predicts", accepts=float | None, ge=0)
     # Lightning accepts 0 and then never validates
     check_val_every_n_epoch: int | None = key(1, "epochs between validations", gt=0)

@@ -331,13 +331,19 @@ def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[l
     return [by_id[case_id] for case_id in train_ids], [by_id[case_id] for case_id in val_ids]
 
 
-def _ids_of_file(fold: int | str, path: Path) -> tuple[list[str], list[str]]:
-    """Ids for training and validation in a fold of a file, in one Unicode form."""
+def folds_of_file(path: Path) -> list[dict[str, Any]]:
+    """The folds of a splits file. Raises: ValueError: it is none."""
     folds = read_json(path)
     if not isinstance(folds, list) or not all(
         isinstance(fold, dict) and {"train", "val"} <= set(fold) for fold in folds
     ):
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
+    return folds
+
+
+def _ids_of_file(fold: int | str, path: Path) -> tuple[list[str], list[str]]:
+    """Ids for training and validation in a fold of a file, in one Unicode form."""
+    folds = folds_of_file(path)
     if not str(fold).isdecimal() or int(fold) >= len(folds):
         highest = len(folds) - 1
         raise ValueError(f"{path}: fold must be `all` or lie in 0..{highest}, got {fold}")

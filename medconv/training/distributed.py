@@ -24,10 +24,13 @@ from medconv.utils.hardware import uses_gpu
 from medconv.utils.signals import RunInterrupted, StopRequest
 
 log = logging.getLogger(__name__)
+_FINDS_UNUSED = "ddp_find_unused_parameters_true"  # Lightning's word, which torch's error leads to
 
 
 def strategy_of(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = False) -> Strategy | None:
     """Lightning's strategy for `auto` with several devices, `ddp` and `fsdp`; None: any other one.
+
+    `ddp_find_unused_parameters_true` is for networks of which some parameters take no part in a step.
 
     Args:
         trainer: of the config; `check_devices` has checked its devices.
@@ -53,13 +56,15 @@ def strategy_of(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = Fa
             save_distributed_checkpoint=False,
             timeout=timeout,
         )
+    if trainer.strategy == _FINDS_UNUSED:
+        return _ddp(timeout, find_unused_parameters=True)
     if trainer.strategy == "ddp" or (trainer.strategy == "auto" and num_processes > 1):
         graph_is_static = trainer.accumulate_grad_batches == 1 and not accumulates and not perf.compile
-        return _ddp(graph_is_static, timeout)
+        return _ddp(timeout, static_graph=graph_is_static)
     return None
 
 
-def _ddp(graph_is_static: bool, timeout: timedelta) -> DDPStrategy:
+def _ddp(timeout: timedelta, **settings: Any) -> DDPStrategy:
     """DDP without needless traffic.
 
     Gradients are views of its buckets, which saves a copy. Buffers are not broadcast in every forward, see
@@ -69,9 +74,7 @@ def _ddp(graph_is_static: bool, timeout: timedelta) -> DDPStrategy:
     # Torch 2.12 renamed the argument
     name = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
     no_broadcast: dict[str, Any] = {name: False}
-    return DDPStrategy(
-        gradient_as_bucket_view=True, static_graph=graph_is_static, timeout=timeout, **no_broadcast
-    )
+    return DDPStrategy(gradient_as_bucket_view=True, timeout=timeout, **settings, **no_broadcast)
 
 
 def shard(network: nn.Module, mesh: Any) -> nn.Module:
@@ -130,6 +133,9 @@ class UnshardForValidation(Callback):
         for module in _sharded(pl_module):
             module.reshard()
             module.set_reshard_after_forward(True, recurse=False)
+
+    on_test_start = on_validation_start
+    on_test_epoch_end = on_validation_epoch_end
 
 
 class StopSync(Callback):
@@ -274,8 +280,11 @@ class ResumeStepCheck(Callback):
         """Before the sanity check, which only new runs do."""
         if not (distributed.is_available() and distributed.is_initialized()):
             return
-        steps: list[int] = [0] * distributed.get_world_size()
-        distributed.all_gather_object(steps, self._step)
+        step: Any = self._step
+        if step == 0 and trainer.ckpt_path is not None:
+            step = "of a checkpoint"  # which FSDP loads later
+        steps: list[Any] = [0] * distributed.get_world_size()
+        distributed.all_gather_object(steps, step)
         if len(set(steps)) > 1:
             raise ValueError(
                 f"{trainer.default_root_dir}: not the same folder for all processes, they would resume at "

@@ -12,8 +12,8 @@ Its stages, in their order:
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from medconv.training.checkpoint.compatibility import (
     check_not_finished,
     check_same_freezing,
     check_same_optimizer,
+    check_same_sharding,
     check_same_task,
     check_weights_fit,
 )
@@ -129,7 +130,8 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         _fit(run)
     if resolved.test:
         _check_not_stopped(run)
-        score_test_cases(run.trainer, run.task, run.data, folder)
+        with _explaining(run):
+            score_test_cases(run.trainer, run.task, run.data, folder)
     return folder.summary()
 
 
@@ -251,24 +253,30 @@ def _fit(run: _Run) -> None:
         score=run.prepared.targets.monitored.plain(),
         targets=run.prepared.targets.plain(),
     )
-    with (
-        folder.recording(trainer, run.profiler),
-        cluster.detecting_lost_peers() if trainer.world_size > 1 else nullcontext(),
-        configs.arguments_as_keys("data"),
-    ):
+    with folder.recording(trainer, run.profiler), _explaining(run):
         if cluster.is_first() and folder.resume_from() is None:
             log_start_texts(trainer, run.config, run.prepared.plan)
-        try:
-            with run.stop_request.noted():
-                trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
-        except memory_errors.ERRORS as error:
-            memory_errors.raise_advice(error, run.config.data)
-            raise
+        with run.stop_request.noted():
+            trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=stopped_early(trainer))
     for remark in remarks:
         folder.write_summary(**remark.after(run.config, run.profiler))
     if cluster.is_first():
         log_hyperparameters(trainer, run.config, folder)
+
+
+@contextmanager
+def _explaining(run: _Run) -> Iterator[None]:
+    """Inside, lost processes and memory errors end the run with what to do about them."""
+    with (
+        cluster.detecting_lost_peers() if run.trainer.world_size > 1 else nullcontext(),
+        configs.arguments_as_keys("data"),
+    ):
+        try:
+            yield
+        except memory_errors.ERRORS as error:
+            memory_errors.raise_advice(error, run.config.data)
+            raise
 
 
 def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunConfig:
@@ -353,6 +361,7 @@ def _check_checkpoint(path: str, run: _Run) -> None:
     check_has_training_state(content, setting)
     check_same_task(content, config.derived, setting)
     check_same_freezing(content, config.init, setting)
+    check_same_sharding(content, config.trainer.strategy, setting)
     check_weights_fit(task, content, setting)
     check_same_optimizer(content, config, setting, new_lr=new_lr)
     check_not_finished(

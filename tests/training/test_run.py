@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import small_runs, tiny
+from helpers import ranks, small_runs, tiny
 from helpers.configs import composed
 from helpers.picture_tables import checked
 from lightning import Callback
@@ -174,6 +174,16 @@ def table(tmp_path_factory):
                 {**row, "split": ["train", "val", "test"][max(0, number - 9) // 3 if number > 11 else 0]}
             )
     return path
+
+
+def test_sharded_weights_are_whole_while_test_cases_are_scored(table, tmp_path):
+    """Two processes have two cases and one: each forward pass of one alone would wait for the other."""
+    settings = ["trainer.strategy=fsdp", "trainer.devices=2", "test=true", "data.batch_size=1"]
+    arguments = small_runs.overrides(table, *SETTINGS, *settings)
+    ended = ranks.run(*arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert set(ended.codes) == {DONE}, "".join(ended.stderr)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert sorted(summary["test/cases"]) == ["15", "16", "17"]
 
 
 @pytest.mark.parametrize("mean", ["weight_averaging.begin=300", "weight_averaging.begin=0"])

@@ -20,7 +20,7 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
-from medconv.training.task import Task, gather
+from medconv.training.task import Task, _with_nan_gradient_if_bad, gather
 
 
 class Mean(Task):
@@ -105,6 +105,17 @@ def test_a_loss_that_is_not_finite_makes_all_gradients_nan():
         task.training_step({"image": image, "factor": factor}, 0).backward()
         gradient = task.network[0].weight.grad
         assert bool(gradient.isfinite().all()) == finite and bool(gradient.isnan().all()) != finite
+
+
+def test_anomalies_are_named_by_the_operation_of_the_network():
+    """Not by ours, which makes all gradients NaN where the loss is not finite."""
+    image = torch.full((2,), -1.0, requires_grad=True)
+    with (
+        torch.autograd.set_detect_anomaly(True),
+        pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan"),
+        pytest.warns(UserWarning, match="SqrtBackward0"),
+    ):
+        _with_nan_gradient_if_bad(image.sqrt().sum()).backward()
 
 
 def test_the_loss_of_a_batch_knows_what_its_cases_annotate():

@@ -23,7 +23,7 @@ from medconv.planning.topology import Budget
 from medconv.targets import Targets
 from medconv.training.growing_patch import growing_patch_of
 from medconv.training.optim.muon import Muon
-from medconv.utils.hardware import out_of_memory, uses_gpu
+from medconv.utils.hardware import out_of_memory, resolve_precision, uses_gpu
 from medconv.utils.logging import size_text
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
@@ -90,7 +90,8 @@ def steps_in_time(config: RunConfig, size_plan: Plan, derived: Derived) -> float
     Raises: ConfigError: as `build_network`.
     """
     checkpointing = config.perf.activation_checkpointing or "none"
-    budget = Budget(precision=str(config.trainer.precision), activation_checkpointing=checkpointing)
+    precision = resolve_precision(config.trainer.precision or "auto", config.trainer.accelerator)
+    budget = Budget(precision=precision, activation_checkpointing=checkpointing)
     step = _measured_step(config, size_plan, derived, budget)
     return _steps_in_time(config, size_plan, derived, step)[0]
 

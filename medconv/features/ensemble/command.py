@@ -82,6 +82,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace, config: RunConfig) -> None:
     """Raises: ValueError: a number or a setting that an ensemble cannot have."""
+    from medconv.features.ensemble.members import num_folds
     from medconv.utils import cluster
 
     number = options.members
@@ -91,9 +92,10 @@ def _check(options: argparse.Namespace, config: RunConfig) -> None:
         raise ValueError("--folds needs a number of members, got --members auto")
     if options.folds and not str(config.data.fold).isdecimal():
         raise ValueError(f"--folds needs the number of a fold, got data.fold={config.data.fold}")
-    if options.folds and config.data.splits_file is None and int(number) > config.data.num_folds:
+    if options.folds and int(number) > num_folds(config):
+        setting = config.data.splits_file or "data.num_folds"
         raise ValueError(
-            f"--members {number} --folds: there are {config.data.num_folds} folds; data.num_folds sets more"
+            f"--members {number} --folds: there are {num_folds(config)} folds; {setting} sets them"
         )
     launcher = cluster.launcher()
     if launcher is not None:

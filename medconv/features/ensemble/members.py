@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from medconv.config import RunConfig, compose
+from medconv.data import splits
 from medconv.inference.load import MOVED_ASIDE
 from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir
@@ -62,10 +64,15 @@ def members_of(
         run_dir = QuotedString(str(path), Quote.single).with_quotes()
         own = [f"run.dir={run_dir}", f"seed={config.seed + index}", *one_device]
         if folds:
-            fold = int(config.data.fold) + index
-            own.append(f"data.fold={fold if config.data.splits_file else fold % config.data.num_folds}")
+            own.append(f"data.fold={(int(config.data.fold) + index) % num_folds(config)}")
         members.append(Member(index + 1, RunDir(path, folder.resume), with_keys(arguments, own)))
     return members
+
+
+def num_folds(config: RunConfig) -> int:
+    """How many folds there are. Raises: ValueError: as `splits.folds_of_file`."""
+    splits_file = config.data.splits_file
+    return len(splits.folds_of_file(Path(splits_file))) if splits_file else config.data.num_folds
 
 
 def with_keys(arguments: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:

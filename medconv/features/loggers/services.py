@@ -4,6 +4,7 @@ Each start of a run is a separate run there, named after its folder. Images go t
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
+_UNFIT = re.compile(r"[^\w./: -]")
 # Environment variable; recent versions of MLflow need it to write files.
 _FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
 
@@ -63,7 +65,14 @@ def mlflow(
 
 
 class _Dotted(MLFlowLogger):
-    """Logs `val.dice` and `val.dice.liver`: in MLflow, `val/dice` cannot be both a value and a folder."""
+    """Logs `val.dice` and `val.dice.liver`: in MLflow, `val/dice` cannot be both a value and a folder.
+
+    Parameters have names of letters, digits and `_-./: ` there, which patterns of cases are not.
+    """
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        fitting = {_UNFIT.sub("_", name): value for name, value in dict(params).items()}
+        super().log_hyperparams(fitting, *args, **kwargs)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         dotted = {name.replace("/", "."): value for name, value in metrics.items()}

@@ -1,6 +1,7 @@
 """`early_stopping=patience`: a run ends after validations without progress."""
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch import callbacks
 
 from medconv.features.plateau.schedule import check_patience
-from medconv.training.callbacks.validated import monitored_value
+from medconv.training.callbacks.validated import begins_from_another_run, monitored_value
 from medconv.training.checkpoint.resumable_loop import ends_now
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,13 @@ class EarlyStopping(callbacks.EarlyStopping):
         super().load_state_dict({**state_dict, "patience": self.patience})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run may have been killed after the validation that exhausted the patience."""
+        """A run may have been killed after the validation that exhausted the patience.
+
+        One that begins from another run's checkpoint counts its own validations.
+        """
+        if begins_from_another_run(trainer):
+            self.wait_count = 0
+            self.best_score = torch.tensor(-math.inf if self.mode == "max" else math.inf)
         validates_first = getattr(trainer.fit_loop.epoch_loop, "owed", False)
         if self.wait_count >= self.patience and not validates_first:
             self._stop(trainer)

@@ -74,6 +74,10 @@ class PlateauSchedule(ProgressSchedule):
             if self.level < before:
                 log.info("step %d: learning rate lowered to %.3g times the base", self.last_epoch, self.level)
 
+    def forget_scores(self) -> None:
+        self.best = -math.inf
+        self.waited = 0
+
     def state_dict(self) -> dict[str, Any]:
         keys = ("level", "best", "waited", "monitor", "sign")
         return {**super().state_dict(), **{key: getattr(self, key) for key in keys}}

@@ -118,6 +118,8 @@ class TimeBudget(Callback):
         """The resumed run had another time or number of steps, so its estimate says nothing."""
         self.total_steps = None
         self.expected_steps = None
+        if self._earlier.get("seconds") != self.seconds:
+            self._validations.begin_other_time()
         progress = max(self.spent / self.seconds, trainer.global_step / self._max_steps)
         for schedule in _schedules(trainer):
             schedule.move_end(self._max_steps, progress=min(1.0, progress))
@@ -358,6 +360,17 @@ class ValidationBudget:
         self._spent += seconds
         self.last_step = step
         return seconds
+
+    def begin_other_time(self) -> None:
+        """A resumed run that is longer may validate more batches."""
+        if self._num_batches is None or self.seconds_each is None:
+            return
+        batch_seconds = self.seconds_each / self._num_batches
+        fitting = int(self._MAX_SHARE_OF_LAST * self._run_seconds / max(batch_seconds, 1e-6))
+        if fitting > self._num_batches:
+            self.seconds_each = None  # not known of more batches
+            self._num_batches = fitting
+            self._num_of_all = None
 
     def _choose_num_batches(self, trainer: Trainer, batch_seconds: float) -> None:
         """Rank 0's answer counts."""

@@ -1,5 +1,6 @@
 """What follows the scores of validations: schedules that need them, and callbacks that end a run early."""
 
+from pathlib import Path
 from typing import Any
 
 from lightning import Callback, Trainer
@@ -8,13 +9,28 @@ from lightning import Callback, Trainer
 class FollowScores(Callback):
     """Passes the monitored metric of each validation to a schedule with `needs_validation`."""
 
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if begins_from_another_run(trainer):
+            for schedule in _following(trainer):
+                schedule.forget_scores()
+
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return
-        for config in trainer.lr_scheduler_configs:
-            schedule: Any = config.scheduler
-            if getattr(schedule, "needs_validation", False):
-                schedule.validated(monitored_value(trainer, schedule.monitor, type(schedule).__name__))
+        for schedule in _following(trainer):
+            schedule.validated(monitored_value(trainer, schedule.monitor, type(schedule).__name__))
+
+
+def _following(trainer: Trainer) -> list[Any]:
+    schedules: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return [schedule for schedule in schedules if getattr(schedule, "needs_validation", False)]
+
+
+def begins_from_another_run(trainer: Trainer) -> bool:
+    """Whether the checkpoint to go on from is of another run's folder, whose scores may be of other cases."""
+    if trainer.ckpt_path is None:
+        return False
+    return Path(trainer.default_root_dir).resolve() not in Path(trainer.ckpt_path).resolve().parents
 
 
 def stopped_early(trainer: Trainer) -> dict[str, Any] | None:

@@ -79,6 +79,9 @@ def _check_below(reached: int, limit: int, unit: str, setting: str) -> None:
         )
 
 
+FSDP = "fsdp"
+
+
 def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: str) -> None:
     """Raises: ValueError: names or sizes of the weights differ from this module's; names the first ones."""
     saved = content["state_dict"]
@@ -119,6 +122,16 @@ def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting:
         value = optimizer.get(key, "its default")
         if saved_value != value:
             raise _differs(setting, f"optimizer.{key}", saved_value, value)
+
+
+def check_same_sharding(content: Mapping[str, Any], strategy: str, setting: str) -> None:
+    """FSDP numbers the optimizer's state by the parameters of the network, others by those of the optimizer.
+
+    Raises: ValueError: only this run, or only that of the checkpoint, has FSDP.
+    """
+    saved_strategy = content["medconv"]["config"]["trainer"].get("strategy")
+    if FSDP in (saved_strategy, strategy) and saved_strategy != strategy:
+        raise _differs(setting, "trainer.strategy", saved_strategy, strategy)
 
 
 def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: str) -> None:

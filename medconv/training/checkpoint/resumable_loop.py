@@ -54,6 +54,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         # Lightning's constructor sets `max_steps`, so these come first
         self._max_steps = -1
         self._owed = False  # a validation is due but not done
+        self._validation_waits = False  # for the step of the batches that are being accumulated
         super().__init__(trainer, **bounds)
         self._checkpoints = checkpoints
         self._stops = stops
@@ -151,7 +152,11 @@ class ResumableEpochLoop(_TrainingEpochLoop):
             _has_reached_a_limit(self.trainer) or _stops_now(self.trainer)
         ):
             return True
-        due = super()._should_check_val_fx(data_fetcher)
+        due = super()._should_check_val_fx(data_fetcher) or self._validation_waits
+        # After a step, so that the checkpoint that follows holds the weights that were validated
+        self._validation_waits = due and self._is_accumulating
+        if self._validation_waits:
+            return False
         # By time, each rank decides by its own clock, so rank 0's decision counts
         if getattr(self.trainer, "_val_check_time_interval", None) is not None:
             due = bool(self.trainer.strategy.broadcast(due))

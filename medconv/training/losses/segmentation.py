@@ -186,6 +186,9 @@ def _list_of_weights(class_weights: Any, class_names: Sequence[str]) -> list[flo
     """Weights of all outputs, the background's first where there is one or weights are given by name."""
     if isinstance(class_weights, Mapping):
         names = ["background", *class_names]
+        class_weights = {
+            str(name): weight for name, weight in class_weights.items()
+        }  # classes may be numbers
         unknown = [name for name in class_weights if name not in names]
         if unknown:
             raise ValueError(f"class_weights: no class {unknown[0]}; there are {', '.join(names)}")

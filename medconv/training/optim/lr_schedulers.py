@@ -22,7 +22,7 @@ class ProgressSchedule(LRScheduler):
     Attributes:
         total_steps: its length, in optimizer steps.
         needs_validation: whether it follows the scores of validations; it then has `monitor`, a name of them,
-            and `validated(value)`.
+            and `validated(value)`, and `forget_scores()`, where it goes on in another run.
     """
 
     needs_validation = False
@@ -48,6 +48,9 @@ class ProgressSchedule(LRScheduler):
         if progress is not None:
             self.progress = progress
         self._apply()
+
+    def forget_scores(self) -> None:
+        """The next validation is the first one; the learning rate stays."""
 
     def warm_up_again(self) -> None:
         """Begin another warm-up at the present step, as for parameters that train from now on."""

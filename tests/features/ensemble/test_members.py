@@ -13,7 +13,7 @@ from helpers import tiny
 from helpers.processes import FORKED, Forked
 from helpers.stopped import stopped
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, DataConfig, RunConfig
 from medconv.features.autotune import plan_size
 from medconv.features.autotune.plan_size import Timing
 from medconv.features.ensemble import members, shares
@@ -185,6 +185,16 @@ def test_an_ensemble_that_was_moved_aside_predicts_with_all_its_members(tmp_path
         (folder / "checkpoints/best.ckpt").touch()
         expected.append(folder / "checkpoints/best.ckpt")
     assert checkpoints_of(run) == expected[:2]
+
+
+def test_members_take_the_folds_of_a_file(tmp_path):
+    splits_file = tmp_path / "splits.json"
+    splits_file.write_text(json.dumps([{"train": ["a"], "val": ["b"]}] * 3))
+    data = DataConfig(splits_file=str(splits_file), fold=2)
+    found = members_of(RunConfig(data=data), RunDir(tmp_path), (), 3, folds=True)
+    assert [key for member in found for key in member.arguments if key.startswith("data.fold")] == [
+        f"data.fold={fold}" for fold in (2, 0, 1)
+    ]
 
 
 def test_a_smaller_number_refuses_trained_members_and_forgets_those_that_never_began(tmp_path, monkeypatch):

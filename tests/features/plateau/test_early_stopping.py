@@ -3,16 +3,19 @@
 import csv
 import json
 import math
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from helpers import ranks, tiny
+from helpers.stopped import stopped
 from lightning import Callback
 
 from medconv.config import ConfigError
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
+from medconv.utils.signals import RunInterrupted
 
 # No validation but the first is counted as progress.
 NEVER = ["early_stopping=patience", "early_stopping.patience=2", "early_stopping.min_delta=2", "logger=none"]
@@ -38,17 +41,17 @@ def test_a_run_without_progress_stops_early_and_records_why(dataset, tmp_path):
 
 def test_a_resumed_run_keeps_its_count(dataset, tmp_path):
     """Two steps between validations, in the middle of an epoch."""
-    often = [*NEVER, "trainer.val_check_interval=2", "trainer.limit_val_batches=1"]
-    tiny.train(dataset, tmp_path / "run", *often, "trainer.max_steps=4")
+    often = [*NEVER, "trainer.val_check_interval=2", "trainer.limit_val_batches=1", "trainer.max_steps=40"]
+    stop = stopped(tmp_path / "sent", number=signal.SIGTERM, step=4)
+    with pytest.raises(RunInterrupted):
+        tiny.train(dataset, tmp_path / "run", *often, stop)
     assert len(validations(tmp_path / "run")) == 2
-    longer = tiny.train(
-        dataset,
-        tmp_path / "more",
-        *often,
-        "trainer.max_steps=40",
-        f"run.resume={tmp_path / 'run/checkpoints/last.ckpt'}",
-    )
-    assert longer["steps"] == longer["stopped_early"]["step"] == 6
+    summary = tiny.train(dataset, tmp_path / "run", *often, stop)
+    assert summary["steps"] == summary["stopped_early"]["step"] == 6
+    # another run counts its own validations, by a patience that is spent, too
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    more = tiny.train(dataset, tmp_path / "more", *often, f"run.resume={last}")
+    assert more["steps"] == more["stopped_early"]["step"] == 12
 
 
 class Scores(Callback):

@@ -376,6 +376,16 @@ def test_rank_0_says_how_many_batches_fit():
     assert trial(budget_with(None), 100, ranks=2, fitting=2).limit_val_batches == 2
 
 
+def test_a_resumed_run_that_is_longer_validates_more_batches():
+    """Two batches took 40 s of 100; of 1000 s twenty fit."""
+    budget = budget_with(None)
+    budget.load_state_dict(
+        {**budget.state_dict(), "validation": 40.0, "val_batches": 2, "val_batches_of_all": 2}
+    )
+    budget.begin_other_time()
+    assert trial(budget, 100).limit_val_batches == 20
+
+
 def test_a_resumed_run_validates_as_many_batches_as_before():
     budget = budget_with(None)
     budget.load_state_dict({**budget.state_dict(), "val_batches": 3})

@@ -79,6 +79,16 @@ def test_a_run_does_not_resume_with_another_optimizer_or_other_settings_of_it(da
     assert same["status"] == "done"
 
 
+def test_fsdp_goes_on_from_fsdp_alone():
+    """Its states of the optimizer have other numbers."""
+    saved = {"medconv": {"config": {"trainer": {"strategy": "auto"}}}}
+    compatibility.check_same_sharding(saved, "ddp", "run.resume=a")
+    with pytest.raises(
+        ValueError, match=r"^run\.resume=a: was trained with trainer\.strategy=auto, this run has"
+    ):
+        compatibility.check_same_sharding(saved, "fsdp", "run.resume=a")
+
+
 def test_a_run_does_not_resume_with_a_schedule_that_is_not_ours(dataset, tmp_path):
     """It would go on with the rates of the other one, such as 0 at its end."""
     tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2")

@@ -55,6 +55,15 @@ def test_the_last_step_is_validated_and_saved(dataset, tmp_path, end):
     assert saved["global_step"] == summary["steps"] == (3 if "steps" in end else 8)
 
 
+def test_a_validation_waits_for_the_step_of_accumulated_batches(dataset, tmp_path):
+    """Else `best.ckpt`, which is written after the next step, would hold other weights than were validated."""
+    settings = ["trainer.accumulate_grad_batches=2", "trainer.val_check_interval=1", "trainer.max_steps=4"]
+    tiny.train(dataset, tmp_path / "run", "logger=none", *settings)
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/dice")]
+    assert len(rows) == 4  # of eight batches
+
+
 @pytest.mark.parametrize(
     ("between", "validations"),
     [

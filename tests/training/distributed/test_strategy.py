@@ -45,6 +45,13 @@ def test_one_process_and_other_strategies_are_left_to_lightning():
     assert distributed.strategy_of(trainer(strategy="ddp_spawn", devices=2), PERF) is None
 
 
+def test_unused_parameters_are_found_with_the_settings_of_ddp():
+    """By Lightning's word, which torch's error of such parameters leads to."""
+    ddp = distributed.strategy_of(trainer(strategy="ddp_find_unused_parameters_true", devices=2), PERF)
+    assert isinstance(ddp, DDPStrategy) and ddp._ddp_kwargs["find_unused_parameters"]
+    assert ddp._timeout.total_seconds() == 60
+
+
 def test_fsdp_shards_over_all_processes():
     fsdp = distributed.strategy_of(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
     assert isinstance(fsdp, ModelParallelStrategy)

@@ -387,6 +387,8 @@ class _WindowLogits:
         patches = patches.movedim(2, 2 + self.axis) if slice_axis is None else patches[:, :, 0]
         # Returned as they are where nothing is flipped: they can be large.
         logit_sum = full_resolution(self.network(patches))
+        if logit_sum.is_cuda:  # a CUDA graph's next run overwrites its outputs
+            logit_sum = logit_sum.clone()
         # In a fixed order: sums of floats depend on it.
         for is_flipped in product((False, True), repeat=len(mirror_axes)):
             flipped = [axis for axis, flips in zip(mirror_axes, is_flipped, strict=True) if flips]

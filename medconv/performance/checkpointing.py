@@ -143,14 +143,21 @@ class _FrozenStatistics:
 
     def __enter__(self) -> None:
         self._saved = [(norm, norm.momentum, norm.num_batches_tracked) for norm in self._norms]
-        for norm, _, count in self._saved:
-            norm.momentum = 0.0
+        self._statistics = []
+        for norm, momentum, count in self._saved:
             norm.num_batches_tracked = None if count is None else count.clone()
+            if momentum is not None:
+                norm.momentum = 0.0
+            else:  # a mean of all batches, for which fast norms have no kernel: 0 would give it one
+                statistics = (norm.running_mean, norm.running_var)
+                self._statistics += [(value, value.clone()) for value in statistics if value is not None]
 
     def __exit__(self, *error: object) -> None:
         for norm, momentum, count in self._saved:
             norm.momentum = momentum
             norm.num_batches_tracked = count
+        for value, before in self._statistics:
+            value.copy_(before)
 
 
 @cache

@@ -277,7 +277,7 @@ class RunDir:
             samples_per_second=profiler.samples_per_second,
             data_wait_share=profiler.data_wait_share,
             step_shares=profiler.shares(),
-            peak_memory_bytes=summary.peak_memory(),
+            peak_memory_bytes=summary.peak_memory(trainer.strategy.root_device.type == "cuda"),
             **self._scores(),
         )
 

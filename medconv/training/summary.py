@@ -123,9 +123,9 @@ def git_commit() -> str | None:
     return git.stdout.strip()
 
 
-def peak_memory() -> int:
+def peak_memory(on_gpu: bool) -> int:
     """Bytes: of the GPU, or resident memory on a CPU."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if on_gpu:
         return int(torch.cuda.max_memory_allocated())
     import resource
 

@@ -131,6 +131,11 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
             "callbacks: GradientAccumulationScheduler changes how many steps an epoch has, so the number of "
             "epochs does not say when the learning rate ends; set trainer.max_steps or max_time"
         )
+    if accumulates and config.perf.cuda_graphs:
+        raise ConfigError(
+            "callbacks: GradientAccumulationScheduler keeps gradients, which lie in the memory of CUDA "
+            "graphs, whose next run overwrites them; set perf.cuda_graphs=false"
+        )
     if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
         raise ConfigError(
             "callbacks: StochasticWeightAveraging replaces the schedule, by which patches grow; "

@@ -20,7 +20,10 @@ _LOST_PEER = re.compile(
     r"DistStoreError|[Tt]imed out (waiting|after)|client socket has (timed out|failed)"
 )
 # Messages that look alike, but blame this process.
-_NO_LOST_PEER = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
+_NO_LOST_PEER = re.compile(
+    r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out|Cuda failure[^\n]*out of memory|"
+    r"Failed to CUDA calloc"
+)
 TORCHRUN = "torchrun"
 SRUN = "srun"
 # One that sets torch's variables alone, such as a PyTorchJob of Kubernetes; its name in messages

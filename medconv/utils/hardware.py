@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ log = logging.getLogger(__name__)
 # Messages of torch's CPU allocator, its shared memory, CUDA, cuBLAS and cuDNN that have no error class.
 _NO_MEMORY = re.compile(
     "(can't|[Cc]annot) allocate memory|allocate shared memory|CUDA (error: )?out of memory"
-    "|_STATUS_ALLOC_FAILED"
+    "|_STATUS_ALLOC_FAILED|Cuda failure[^\n]*out of memory|Failed to CUDA calloc"
+    # what cuDNN's search says once none of its algorithms has enough
+    "|FIND was unable to find an engine"
 )
 # Parameters of glibc's `mallopt`: sizes from which an array has pages of its own, and from which free memory
 # goes back to the system.
@@ -122,9 +125,13 @@ def resolve_precision(precision: Any, accelerator: str) -> Any:
         return PRECISIONS.get(str(precision), precision)
     if not gpu:
         return "bf16-mixed" if fast_bf16_cpu() else "32-true"
-    # Emulated bf16 is slower than fp16.
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16-mixed" if has_bf16 else "16-mixed"
+    return "bf16-mixed" if fast_bf16_gpu() else "16-mixed"
+
+
+@cache
+def fast_bf16_gpu() -> bool:
+    """Not emulated, which is slower than fp16."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def fast_bf16_cpu() -> bool:
@@ -232,6 +239,13 @@ class Backends:
             cudnn.allow_tf32 = allow_tf32
             cudnn.benchmark = benchmark
             torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
+
+
+@contextmanager
+def kept_random_state(accelerator: str) -> Iterator[None]:
+    """Afterwards torch's random numbers go on as before, on the GPU of this process too if there is one."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if uses_gpu(accelerator) else []):
+        yield
 
 
 @contextmanager

@@ -80,7 +80,10 @@ def _has_other_ranks(config: RunConfig) -> bool:
 def measuring(config: RunConfig) -> Iterator[None]:
     """For steps that are measured before a run, with the flags of torch's backends that it trains with."""
     trainer = config.trainer
-    with hardware.measuring(trainer.accelerator, trainer.devices, _backends(config)), torch.random.fork_rng():
+    with (
+        hardware.measuring(trainer.accelerator, trainer.devices, _backends(config)),
+        hardware.kept_random_state(trainer.accelerator),
+    ):
         yield
 
 

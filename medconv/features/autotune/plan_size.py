@@ -23,6 +23,7 @@ from medconv.planning.topology import Budget
 from medconv.targets import Targets
 from medconv.training.growing_patch import growing_patch_of
 from medconv.training.optim.muon import Muon
+from medconv.utils import hardware
 from medconv.utils.hardware import out_of_memory, resolve_precision, uses_gpu
 from medconv.utils.logging import size_text
 
@@ -190,7 +191,7 @@ def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budg
     networks: list[nn.Module] = []
 
     def build() -> None:  # on all ranks, which so have the same errors
-        with torch.random.fork_rng():
+        with hardware.kept_random_state(config.trainer.accelerator):
             networks.append(build_network(model, PLAIN_CONV, derived))
 
     def measure() -> Node:

@@ -127,7 +127,7 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
         return True
     library = CONVS[spatial_dims - 1]
     network = nn.Sequential(library(4, 4, 3, padding=1))
-    with torch.random.fork_rng(), suppress(ValueError, TypeError):
+    with torch.random.fork_rng([]), suppress(ValueError, TypeError):
         swap_convs(
             network, swap, spacing_mm=node.get("spacing_mm"), example=torch.zeros(2, 4, *[4] * spatial_dims)
         )

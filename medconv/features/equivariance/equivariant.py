@@ -93,7 +93,7 @@ class Equivariant(NetworkConversion):
         regular = {}
         for name, (reads_fields, writes_fields) in fields(network, example).items():
             regular[name] = Regular(input=reads_fields, output=writes_fields)
-        with torch.random.fork_rng():  # the network gets the same new weights as without this trial
+        with torch.random.fork_rng([]):  # the network gets the same new weights as without this trial
             trial = deepcopy(network)
             self._convert_all(trial, regular, group)
             check_equivariance(trial, example, group)

@@ -113,7 +113,8 @@ def mean_over_flips(
         # after the axes of batch and channels; answers have no spatial axes to flip back
         dims = [2 + axis for axis in axes]
         flipped = image.flip(dims) if dims else image
-        outputs.append(targets.decode(network(flipped)))
+        # a copy, since a CUDA graph's next run overwrites its outputs
+        outputs.append(targets.decode(network(flipped).clone()))
     return torch.stack(outputs).mean(0)
 
 

@@ -8,7 +8,8 @@ from functools import partial
 from inspect import Parameter, get_annotations, isclass, isfunction, signature
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -47,7 +48,25 @@ def build_optimizer(
     set_by_user = bool({"fused", "foreach"} & settings.keys())
     if may_fuse and can_fuse and not set_by_user:
         optimizer = partial(optimizer_class, **settings, fused=True)
-    return configs.errors_with_key("optimizer", optimizer)
+    return partial(_made, configs.errors_with_key("optimizer", optimizer))
+
+
+def _made(make: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    optimizer = make(parameters)
+    optimizer.register_load_state_dict_post_hook(_laid_out_as_parameters)
+    return optimizer
+
+
+def _laid_out_as_parameters(optimizer: Optimizer) -> None:
+    """Gives loaded states the strides of their parameters, which may have been others when they were saved.
+
+    Kernels over all parameters at once pair what lies at one place in memory, whatever its index.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+            if is_like and not isinstance(value, DTensor) and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def with_epochs(node: Node, epochs: int | None) -> Node:

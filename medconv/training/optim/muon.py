@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from medconv.utils.hardware import fast_bf16_cpu, read_at_once
+from medconv.utils.hardware import fast_bf16_cpu, fast_bf16_gpu, read_at_once
 
 # The learning rate of runs of up to _SHORT_RUN steps; longer ones take less, down to _MIN_FACTOR of it.
 _LR = 2e-2
@@ -265,7 +265,7 @@ def orthogonal(matrices: Sequence[Tensor], batched: bool = False) -> list[Tensor
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
     """
     rows = max(min(matrix.shape) for matrix in matrices)
-    is_fast = matrices[0].is_cuda or (rows >= _SMALLEST_BF16 and fast_bf16_cpu())
+    is_fast = fast_bf16_gpu() if matrices[0].is_cuda else rows >= _SMALLEST_BF16 and fast_bf16_cpu()
     dtype = torch.bfloat16 if is_fast else torch.float32
     precision = "medium" if is_fast else "highest"
     repetitions = (3, 2) if is_fast else (5,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from helpers.networks import step, unet
@@ -25,6 +27,30 @@ from medconv.training.optim.muon import Muon
 ADAMW = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.01}
 SGD = {**ADAMW, "_target_": "torch.optim.SGD"}
 MUON = {**ADAMW, "_target_": "medconv.training.optim.muon.Muon"}
+
+
+@pytest.mark.parametrize("node", [ADAMW, {**SGD, "momentum": 0.9}, MUON])
+def test_loaded_states_are_laid_out_as_their_parameters(node):
+    """A checkpoint of contiguous weights goes on with channels-last ones: kernels pair places in memory."""
+
+    def stepped(memory_format, state=None, seed=1):
+        torch.manual_seed(0)
+        layer = nn.Conv3d(8, 8, 3).to(memory_format=memory_format)
+        made = build_optimizer(node, trainer())(layer.parameters())
+        if state is not None:
+            layer.load_state_dict(state[0])
+            made.load_state_dict(deepcopy(state[1]))
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in layer.parameters():
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        made.step()
+        return layer.state_dict(), made.state_dict()
+
+    first = stepped(torch.contiguous_format)
+    expected, _ = stepped(torch.contiguous_format, first, seed=2)
+    actual, _ = stepped(torch.channels_last_3d, first, seed=2)
+    torch.testing.assert_close(actual["weight"].contiguous(), expected["weight"], rtol=1e-4, atol=1e-6)
 
 
 def trainer(precision="bf16-mixed", clips=1.0, strategy="auto"):

@@ -248,13 +248,17 @@ def _grids(
 def _steps(image_voxels: int, layer_voxels: Collection[int]) -> dict[int, int]:
     """How many voxels of the image one voxel of a layer spans, by the number of the layer's voxels.
 
-    From each size to the next smaller one, since a stride of 2 makes 5 of 9 voxels, then 3, then 2.
+    From each size to the next smaller one, since a stride of 2 makes 5 of 9 voxels, then 3, then 2. Sizes
+    that do not follow so are of parallel paths, such as pooling by 3 and by 5, where they divide the image.
     """
     steps = {}
     step, larger = 1, image_voxels
     for voxels in sorted(layer_voxels, reverse=True):
         if voxels < image_voxels:
-            step *= max(1, round(larger / voxels))
+            if voxels not in (larger // 2, -(-larger // 2)) and image_voxels % voxels == 0:
+                step = image_voxels // voxels
+            else:
+                step *= max(1, round(larger / voxels))
             larger = voxels
         steps[voxels] = step
     return steps

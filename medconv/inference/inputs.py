@@ -23,6 +23,7 @@ from medconv.data.io.images import (
     suffixes,
     volume_suffixes,
 )
+from medconv.data.io.images import num_channels as image_channels
 from medconv.utils.errors import explained
 from medconv.utils.logging import some
 
@@ -231,8 +232,9 @@ def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[C
             others = ", nor DICOM below" if finders else f"; {DICOM_IS_MISSING}"
             raise ValueError(f"{source}: no image there ({suffix_list()}){others}")
     files = list(in_folder(source.path, source.name).values())
-    # Of each case the first channel may be missing.
-    are_channels = takes_missing and all(channel_of(path, num_channels) is not None for path in files)
+    # Of each case the first channel may be missing; but files that hold all channels have any numbers.
+    have_numbers = takes_missing and all(channel_of(path, num_channels) is not None for path in files)
+    are_channels = have_numbers and image_channels(files[0]) == 1
     if are_channels or any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
         channels = group_channels(files, num_channels, takes_missing)
         return [

@@ -176,6 +176,7 @@ class Output(ABC):
         self.skipped: list[str] = []
         self.claimed_by_others: list[str] = []
         self.logit_folder: Path | None = None
+        self._existed: set[str] = set()  # cases with a result, when the prediction began
         self._entries: dict[str, Entry] = {}  # of the cases to predict, when the prediction began
         self._lock = FileLock(path / ".lock")
         self._claims = Claims(path / ".claims")
@@ -220,11 +221,13 @@ class Output(ABC):
             with held(self._lock):
                 was_last = self._claims.leave()
                 # The last process that completed all its cases ends an unfinished overwrite.
-                manifest = read_manifest(self.path) if was_last and completed else {}
-                if manifest.get("overwriting"):
+                manifest = read_manifest(self.path)
+                has_more = LOWER_BOUNDS in manifest and set(self._existing(manifest)) != self._existed
+                if has_more or (was_last and completed and manifest.get("overwriting")):
                     # A full disk: all cases are done nevertheless.
                     with suppress(OSError):
-                        self._write_manifest(manifest["cases"], [])
+                        unfinished = [] if was_last and completed else manifest["overwriting"]
+                        self._write_manifest(manifest["cases"], unfinished)
 
     def check_unchanged(self, case: Case) -> None:
         """Check that a case's images are those of the beginning: its result gets the grid of the file now.
@@ -282,8 +285,9 @@ class Output(ABC):
             self._clean(replaced)
         # Entries of results made with other settings would make these count as done.
         previous = {} if state.differences else listed
-        # What was computed of all results stays as long as they do.
-        stays = not state.differences and not renewed and not replaced and cases.keys() <= set(existing)
+        # What was computed of all results stays as long as they do, see `open`.
+        stays = not state.differences and not renewed and not replaced
+        self._existed = set(existing)
         kept = {LOWER_BOUNDS: manifest[LOWER_BOUNDS]} if stays and LOWER_BOUNDS in manifest else {}
         self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}), kept)
         self._claims.join()

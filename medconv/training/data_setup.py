@@ -452,7 +452,7 @@ def build_data(
     whole_images = family.own("whole_images")
     own_labels = family.own("labels")
     indices: Callable[[], list[list[int]]]
-    if whole_images is None and not prepared.targets.answers_classes:
+    if whole_images is None and not isinstance(prepared.targets, SegmentationTargets):
         indices = _no_classes
     elif whole_images is None:
         indices = partial(class_indices, prepared.train, class_names, prepared.store)

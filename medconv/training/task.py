@@ -222,7 +222,7 @@ class Task(LightningModule):
 
 def _with_nan_gradient_if_bad(loss: Tensor) -> Tensor:
     """The same loss; if it is not finite, all gradients become NaN, which they might not without this."""
-    if torch.is_anomaly_enabled():  # names the operation of the network
+    if torch.is_anomaly_enabled() and loss.isnan():  # names the operation of the network
         return loss
     return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
 

@@ -12,6 +12,7 @@ import torch
 from helpers.conv_family import IN_MM, LAYERS, UNGROUPED
 from monai.networks import nets
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs, transform
@@ -179,6 +180,28 @@ def test_strides_multiply_where_they_do_not_divide_the_image(voxels):
 
     swap_convs(network, note, spacing_mm=(1.0, 1.0), example=torch.zeros(1, 1, voxels, 64))
     assert found == [(1.0, 1.0), (2.0, 2.0), (4.0, 4.0), (8.0, 8.0)]
+
+
+@pytest.mark.parametrize("strides", [(3, 5), (2, 3), (3, 4), (3, 6)])
+def test_parallel_paths_have_grids_of_their_own(strides):
+    """As in DeepMedic, whose paths see the image at several resolutions."""
+
+    class Paths(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.paths = nn.ModuleList(nn.Conv2d(1, 1, 3, padding=1) for _ in strides)
+
+        def forward(self, x):
+            return [path(F.avg_pool2d(x, stride)) for path, stride in zip(self.paths, strides, strict=True)]
+
+    found = []
+
+    def note(conv, spacing_mm, scale):
+        found.append(spacing_mm)
+        return conv
+
+    swap_convs(Paths(), note, spacing_mm=(1.0, 1.0), example=torch.zeros(1, 1, 60, 60))
+    assert found == [(stride, stride) for stride in strides]
 
 
 def test_a_convolution_called_by_keyword_has_its_grid():

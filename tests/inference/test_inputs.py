@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import members
-from helpers.volumes import unprivileged
+from helpers.volumes import save, unprivileged
 
 from medconv.data.io.images import read_array
 from medconv.inference.inputs import find_cases
@@ -80,7 +80,8 @@ def test_channels_are_found_by_the_patterns_of_the_training(tmp_path):
 
 
 def test_a_folder_may_lack_the_first_channel_of_all_cases(tmp_path):
-    touch(tmp_path, "p1_0001.nii.gz", "p1_0002.nii.gz", "p2_0001.nii.gz")
+    for name in ("p1_0001", "p1_0002", "p2_0001"):
+        save(tmp_path / f"{name}.nii.gz", np.zeros((3, 3, 3), np.uint8))
     first, second = find_cases(tmp_path, 3, takes_missing=True)
     assert (first.id, first.missing_channels, second.id, second.missing_channels) == (
         "p1",
@@ -89,6 +90,10 @@ def test_a_folder_may_lack_the_first_channel_of_all_cases(tmp_path):
         (0, 2),
     )
     assert [case.id for case in find_cases(tmp_path, 3)] == ["p1_0001", "p1_0002", "p2_0001"]
+    for name in ("p1_0001", "p1_0002", "p2_0001"):  # with all channels: a case each, whatever its number
+        save(tmp_path / f"{name}.nii.gz", np.zeros((3, 3, 3, 3), np.uint8))
+    cases = find_cases(tmp_path, 3, takes_missing=True)
+    assert [case.id for case in cases] == ["p1_0001", "p1_0002", "p2_0001"]
 
 
 def test_an_entry_of_a_list_that_lacks_its_first_channel_has_the_id_of_the_case(tmp_path):

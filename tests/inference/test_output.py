@@ -108,6 +108,9 @@ def test_what_was_computed_of_all_results_stays_as_long_as_they_do(output, tmp_p
     content = {"share": 0.9}
     (tmp_path / MANIFEST).write_text(json.dumps({**manifest(tmp_path), "lower_bounds": content}))
     assert fill(output(tmp_path), cases("a", "b")) == [] and manifest(tmp_path)["lower_bounds"] == content
+    with output(tmp_path).open(cases("a", "b", "c")):  # one that fails each time
+        pass
+    assert manifest(tmp_path)["lower_bounds"] == content
     fill(output(tmp_path), cases("a", "b", "c"))
     assert "lower_bounds" not in manifest(tmp_path)
 

@@ -38,7 +38,7 @@ def even_step(voxels: int, count: int) -> int:
     """
     step = max(1, voxels // count)
     while gcd(step, voxels) > 1:
-        step += 1
+        step -= 1
     return step
 
 

@@ -110,7 +110,8 @@ def one_channel(path: Path) -> tuple[np.ndarray, Grid]:
 
 def settings(targets: ContinuousTargets) -> Any:
     """As `Family.labels`."""
-    return [targets.kind, targets.same_units, targets.low]
+    own_units = [] if targets.same_units else [targets.low]
+    return [targets.kind, targets.same_units, *own_units]
 
 
 def prepared(

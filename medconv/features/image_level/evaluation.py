@@ -182,8 +182,9 @@ def _comparison(
 ) -> dict[str, Any]:
     """The keys `compare` and `comparison`. Args: path: of the other predictions."""
     compared = read_predictions(path, "compare", targets)
-    if compared.targets is not None and compared.targets.kind != targets.kind:
-        raise ArgumentError("compare", f" {path}: is {compared.targets.kind}, expected {targets.kind}")
+    other = compared.targets
+    if other is not None and (other.unbounded, other.exclusive) != (targets.unbounded, targets.exclusive):
+        raise ArgumentError("compare", f" {path}: is {other.kind}, expected {targets.kind}")
     if compared.names != predictions.names:
         raise ArgumentError(
             "compare", f" {path}: its names differ from those of {predictions.path}: {some(compared.names)}"

@@ -79,9 +79,9 @@ def read_predictions(path: Path, argument: str, like: ImageLevelTargets | None =
     original_names = {column_of(name): name for name in CASE_COLUMNS}
     names = tuple(original_names.get(column, column) for column in columns)
     targets: ImageLevelTargets | None = _from_manifest(path, names)
-    if targets is None and "predicted" in header and len(names) > 1:
-        targets = MulticlassTargets(names)
     meaning = targets or like
+    if meaning is None and "predicted" in header and len(names) > 1:
+        targets = meaning = MulticlassTargets(names)
     are_probabilities = meaning is not None and not meaning.unbounded
     parser = RegressionTargets(names)  # takes any finite number
     outputs: dict[str, np.ndarray] = {}

@@ -49,7 +49,7 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
         elif is_cut:
             report.warnings.append(
                 f"{case.label}: {name} at ({place}) mm (RAS) lies where {case.images[0]} is 0 up to "
-                "its edge, which is cut off; it is trained on as absent"
+                "its edge, which is cut off; it is learned from what is left of its heatmap"
             )
 
 

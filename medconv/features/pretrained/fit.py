@@ -25,10 +25,12 @@ class Layers:
     Args:
         image: layers whose input is the image.
         head: layers that make the outputs.
+        kernels: names of weights of convolutions, before any of them is swapped.
     """
 
     image: frozenset[str] = frozenset()
     head: frozenset[str] = frozenset()
+    kernels: frozenset[str] = frozenset()
 
 
 def layers_of(
@@ -41,20 +43,17 @@ def layers_of(
         more_channels: the node with one more input channel.
         more_outputs: the node with one more output.
     """
-    return Layers(image=_resized_modules(model, more_channels), head=_resized_modules(model, more_outputs))
+    return Layers(
+        image=_resized_modules(model, more_channels),
+        head=_resized_modules(model, more_outputs),
+        kernels=frozenset(name for name, shape in (_shapes(model) or {}).items() if len(shape) > 2),
+    )
 
 
 def _resized_modules(model: Mapping[str, Any], variant: Mapping[str, Any]) -> frozenset[str]:
     """Modules with parameters of another size; none if the variant cannot be built."""
-    for device in ("meta", "cpu"):  # without memory, unless the network reads a tensor as it is built
-        try:
-            with torch.random.fork_rng([]), torch.device(device):  # no change of the random state
-                shapes = _parameter_shapes(configs.build(model, "model"))
-                variant_shapes = _parameter_shapes(configs.build(variant, "model"))
-            break
-        except Exception:  # a network without such a version may raise anything
-            continue
-    else:
+    shapes, variant_shapes = _shapes(model), _shapes(variant)
+    if shapes is None or variant_shapes is None:
         return frozenset()
     resized = set()
     for name, shape in shapes.items():
@@ -63,9 +62,17 @@ def _resized_modules(model: Mapping[str, Any], variant: Mapping[str, Any]) -> fr
     return frozenset(resized)
 
 
-def _parameter_shapes(network: nn.Module) -> dict[str, torch.Size]:
-    parameters = network.named_parameters(remove_duplicate=False)
-    return {name: parameter.shape for name, parameter in parameters}
+def _shapes(model: Mapping[str, Any]) -> dict[str, torch.Size] | None:
+    """The sizes of a network's parameters, before its convolutions are swapped; None: it cannot be built."""
+    for device in ("meta", "cpu"):  # without memory, unless the network reads a tensor as it is built
+        try:
+            with torch.random.fork_rng([]), torch.device(device):  # no change of the random state
+                network = configs.build(model, "model")
+            parameters = network.named_parameters(remove_duplicate=False)
+            return {name: parameter.shape for name, parameter in parameters}
+        except Exception:  # a network without such a version may raise anything
+            continue
+    return None
 
 
 def module_of(name: str) -> str:

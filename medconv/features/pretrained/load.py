@@ -1,6 +1,7 @@
 """Load pretrained weights from a file: all tensors that fit, with a report of all others."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,14 +12,27 @@ from torch import Tensor, nn
 
 from medconv.config import ConfigError, Derived
 from medconv.features.pretrained import read
-from medconv.features.pretrained.fit import TO_3D, Fit, Layers, Pair, Pairs, convolution_of, new_axis, within
+from medconv.features.pretrained.fit import (
+    TO_3D,
+    Fit,
+    Layers,
+    Pair,
+    Pairs,
+    convolution_of,
+    module_of,
+    new_axis,
+    within,
+)
 from medconv.features.pretrained.match import COUNTER, Match, matched
-from medconv.features.pretrained.nnunet_names import by_our_names, has_nnunet_names
+from medconv.features.pretrained.nnunet_names import by_our_names, has_nnunet_names, with_our_axes
 from medconv.features.pretrained.rescale import kernel_sizes, rescale
 from medconv.utils.checkpoint_io import output_names
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
+_COMPUTED = ".parametrizations.weight.original"
+# convolutions with several layers in the place of one
+_CHAINS = ("medconv.convs.separable", "medconv.convs.bottleneck", "medconv.convs.se")
 _ROWS = 12  # of each kind of tensors in the report of the log
 Tensors = Mapping[str, Tensor]
 
@@ -118,8 +132,11 @@ def load(
     layers = layers or Layers()
     source = f"init.pretrained={path}"
     tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-    if not has_nnunet_names(tensors):  # nnU-Net's own network may be trained here, too
-        file_tensors = by_our_names(file_tensors, origin.axes if origin else None)
+    axes = origin.axes if origin else None
+    if not has_nnunet_names(tensors):
+        file_tensors = by_our_names(file_tensors, axes)
+    elif not metadata and has_nnunet_names(file_tensors):  # nnU-Net's own network, trained here
+        file_tensors = with_our_axes(file_tensors, axes)
     kernels = f"it holds {_first_kernels(file_tensors)}; the network has {_first_kernels(tensors)}"
     match = matched(file_tensors, tensors)
     if match is None:
@@ -127,7 +144,8 @@ def load(
     file_names = {name: match.file_name(name) for name in tensors}
     pairs = _pairs(file_names, file_tensors, tensors)
     # Before anything is loaded: a network with half of its weights would be worse than an error.
-    _check_same_convolution(match, file_tensors, tensors, layers.head, source)
+    saved_conv = str(read.conv_of(metadata).get("_target_", ""))
+    _check_same_convolution(match, file_tensors, tensors, layers, saved_conv, source)
     _check_dimensions(network, pairs, source, inflate_2d)
     fit = Fit(
         network=network,
@@ -212,49 +230,38 @@ def _loaded_share(loaded: Sequence[str], tensors: Tensors, layers: Layers) -> fl
 
 
 def _check_same_convolution(
-    match: Match, file_tensors: Tensors, tensors: Tensors, head: frozenset[str], source: str
+    match: Match, file_tensors: Tensors, tensors: Tensors, layers: Layers, saved_conv: str, source: str
 ) -> None:
     """Check that file and network agree which kernels are plain weights.
 
-    Others are computed, or are those of several layers in the place of one (`separable`, `se`).
+    Others are computed, or are those of several layers in the place of one.
 
     Args:
-        head: may have more layers than the file's.
+        saved_conv: `conv._target_` of the run that the file is from; empty: not known.
     Raises:
         ConfigError: a plain kernel of one of them has other weights in its place in the other.
     """
+    swapped = {module_of(name) for name in tensors if _COMPUTED in name}
+    swapped |= {module_of(name) for name in layers.kernels if name not in tensors}
+    plain_names = {match.file_name(f"{layer}.weight"): layer for layer in swapped}
+    for plain in file_tensors:
+        if plain in plain_names:
+            raise ConfigError(
+                f"{source}: it holds plain weights, such as {plain}, and the convolution of this run has "
+                f"others in the place of {plain_names[plain]}: conv.init_from_weights=true projects them"
+            )
+    of_file = {module_of(name): name for name in file_tensors if _COMPUTED in name}
+    if saved_conv in _CHAINS:
+        of_file |= {
+            name.rsplit(".", 2)[0]: name for name in file_tensors if re.search(r"\.\d\.weight$", name)
+        }
     for name in tensors:
-        if within(name, head):
-            continue
-        for layer in _enclosing(name):
-            plain = str(match.file_name(f"{layer}.weight"))
-            if _is_spatial_kernel(file_tensors.get(plain)) and f"{layer}.weight" not in tensors:
-                raise ConfigError(
-                    f"{source}: it holds plain weights, such as {plain}, and the convolution of this run has "
-                    f"others, such as {name}: conv.init_from_weights=true projects them"
-                )
-    names = {match.file_name(name): name for name in tensors}
-    for file_name in file_tensors:
-        for layer in _enclosing(file_name):
-            plain = f"{layer}.weight"
-            name = names.get(plain, "")
-            is_plain_here = _is_spatial_kernel(tensors.get(name)) and not within(name, head)
-            if is_plain_here and plain not in file_tensors:
-                raise ConfigError(
-                    f"{source}: its convolutions have other weights, such as {file_name}, and here they are "
-                    "plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
-                )
-
-
-def _enclosing(name: str) -> list[str]:
-    """The modules that enclose the one of a tensor: `a.b.c.weight` has `a` and `a.b`."""
-    words = name.split(".")[:-2]
-    return [".".join(words[: number + 1]) for number in range(len(words))]
-
-
-def _is_spatial_kernel(value: Tensor | None) -> bool:
-    """Whether it is the weight of a convolution that is not 1 x 1, which no `conv` replaces."""
-    return value is not None and value.ndim > 2 and max(value.shape[2:]) > 1
+        layer = str(match.file_name(module_of(name)))
+        if name == f"{module_of(name)}.weight" and layer in of_file and f"{layer}.weight" not in file_tensors:
+            raise ConfigError(
+                f"{source}: its convolutions have other weights, such as {of_file[layer]}, and here they are "
+                "plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
+            )
 
 
 def _check_dimensions(network: nn.Module, pairs: Pairs, source: str, inflate_2d: str | None) -> None:

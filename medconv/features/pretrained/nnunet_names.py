@@ -32,6 +32,11 @@ def by_our_names(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dic
     return {**weights, **{name: state[name] for name in unknown}}
 
 
+def with_our_axes(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dict[str, Tensor]:
+    """The tensors of nnU-Net's network by its own names. Args: axes: as of `unet_weights`."""
+    return {name: _with_our_axes(value, axes) for name, value in tensors.items()}
+
+
 def has_nnunet_names(tensors: Mapping[str, Tensor]) -> bool:
     """Whether the tensors are, under whatever prefix, those of a network of nnU-Net or nnssl."""
     return _network_prefix(tensors) is not None

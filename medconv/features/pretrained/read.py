@@ -55,6 +55,13 @@ def planned_as(path: Path) -> dict[str, Any]:
     return {"size": size, "slice_axis": derived.get("slice_axis")}
 
 
+def conv_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The group `conv` of a checkpoint's config; empty: other files have none."""
+    config = metadata.get("config")
+    conv = config.get("conv") if isinstance(config, Mapping) else None
+    return conv if isinstance(conv, Mapping) else {}
+
+
 def derived_values(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The group `derived` of a checkpoint's config; None: other files have none."""
     config = metadata.get("config")

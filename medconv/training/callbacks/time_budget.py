@@ -368,7 +368,7 @@ class ValidationBudget:
         batch_seconds = self.seconds_each / self._num_batches
         fitting = int(self._MAX_SHARE_OF_LAST * self._run_seconds / max(batch_seconds, 1e-6))
         if fitting > self._num_batches:
-            self.seconds_each = None  # not known of more batches
+            self.seconds_each = batch_seconds * fitting
             self._num_batches = fitting
             self._num_of_all = None
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
+from medconv.training.run_dir import is_inside
+
 
 class FollowScores(Callback):
     """Passes the monitored metric of each validation to a schedule with `needs_validation`."""
@@ -30,7 +32,7 @@ def begins_from_another_run(trainer: Trainer) -> bool:
     """Whether the checkpoint to go on from is of another run's folder, whose scores may be of other cases."""
     if trainer.ckpt_path is None:
         return False
-    return Path(trainer.default_root_dir).resolve() not in Path(trainer.ckpt_path).resolve().parents
+    return not is_inside(Path(trainer.ckpt_path), Path(trainer.default_root_dir) / "checkpoints")
 
 
 def stopped_early(trainer: Trainer) -> dict[str, Any] | None:

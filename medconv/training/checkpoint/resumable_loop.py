@@ -152,14 +152,15 @@ class ResumableEpochLoop(_TrainingEpochLoop):
             _has_reached_a_limit(self.trainer) or _stops_now(self.trainer)
         ):
             return True
-        due = super()._should_check_val_fx(data_fetcher) or self._validation_waits
-        # After a step, so that the checkpoint that follows holds the weights that were validated
-        self._validation_waits = due and self._is_accumulating
-        if self._validation_waits:
-            return False
+        due = super()._should_check_val_fx(data_fetcher)
         # By time, each rank decides by its own clock, so rank 0's decision counts
         if getattr(self.trainer, "_val_check_time_interval", None) is not None:
             due = bool(self.trainer.strategy.broadcast(due))
+        due = due or self._validation_waits
+        # After a step, so that the checkpoint that follows holds the weights that were validated
+        self._validation_waits = due and self._should_accumulate()
+        if self._validation_waits:
+            return False
         if not due or self._postpones is None:
             return due
         return not self.trainer.strategy.broadcast(self._postpones(self.trainer))

@@ -58,6 +58,7 @@ def test_samples_are_of_all_slices(shape):
     image = np.broadcast_to(np.arange(shape[2], dtype=np.float32), (1, *shape))
     step = even_step(np.prod(shape), 5000)
     assert len(np.unique(image.reshape(1, -1)[:, ::step])) == shape[2]
+    assert 11550 / even_step(11550, 5000) >= 5000
     (row,) = percentiles(image)
     assert row == pytest.approx(np.percentile(np.arange(shape[2]), (5, 25, 50, 75, 95)), abs=1.01)
 

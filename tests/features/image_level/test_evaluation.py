@@ -97,6 +97,18 @@ def test_only_predictions_of_one_kind_are_compared(tmp_path):
         evaluate(predictions, labels, numbers)
 
 
+def test_grades_are_compared_with_classes(tmp_path):
+    """Both are probabilities of classes; a table without a manifest does not say which."""
+    rows = [["x", "a", 0.9, 0.1], ["y", "b", 0.2, 0.8]]
+    (tmp_path / "graded").mkdir()
+    graded = write_table(tmp_path / "graded/p.csv", ["case", "predicted", "a", "b"], *rows)
+    plain = OrdinalTargets(("a", "b")).plain()
+    (tmp_path / "graded/prediction.json").write_text(json.dumps({"targets": plain}))
+    other = write_table(tmp_path / "p.csv", ["case", "predicted", "a", "b"], *rows)
+    labels = write_table(tmp_path / "l.csv", ["case", "label"], ["x", "a"], ["y", "b"])
+    assert evaluate(graded, labels, other).result["comparison"]["accuracy"]["difference"] == 0
+
+
 def test_training_cases_are_those_that_the_manifests_name(tmp_path):
     predictions, labels, _, _ = write_tables(tmp_path)
     (tmp_path / "other").mkdir()

@@ -206,7 +206,10 @@ def test_a_point_in_the_empty_margin_of_its_image_is_named(cases, tmp_path):
     nib.save(nib.Nifti1Image(voxels, image.affine), tmp_path / "case0.nii.gz")
     masked = replace(case, images=(tmp_path / "case0.nii.gz",))
     (warning,) = examine(masked, dataset).warnings
-    assert "apex at (" in warning and "is 0 up to its edge, which is cut off" in warning
+    assert (
+        "apex at (" in warning
+        and "is 0 up to its edge, which is cut off; it is learned from what is left of its heatmap" in warning
+    )
 
 
 def test_there_are_no_classes_to_draw_equally_often(cases, tmp_path):

@@ -119,8 +119,9 @@ def test_layers_of_finds_the_layers_whose_size_depends_on_the_dataset(name):
     state = torch.get_rng_state()
     layers = layers_of(model, {**model, "in_channels": 2}, {**model, "out_channels": 3})
     assert torch.equal(torch.get_rng_state(), state)
-    assert layers == Layers(frozenset(image), frozenset(head))
-    assert layers_of(model, {**model, "in_channels": "two"}, model) == Layers()
+    assert (layers.image, layers.head) == (frozenset(image), frozenset(head))
+    assert layers.kernels and all(name.endswith("weight") for name in layers.kernels)
+    assert not layers_of(model, {**model, "in_channels": "two"}, model).image
 
 
 class Reads(nn.Sequential):
@@ -134,7 +135,7 @@ class Reads(nn.Sequential):
 def test_layers_of_a_network_that_cannot_be_built_without_memory_are_found():
     model = {"_target_": f"{__name__}.Reads", "in_channels": 1, "out_channels": 2}
     layers = layers_of(model, {**model, "in_channels": 2}, {**model, "out_channels": 3})
-    assert layers == Layers(frozenset({"0"}), frozenset({"1"}))
+    assert layers == Layers(frozenset({"0"}), frozenset({"1"}), frozenset({"0.weight", "1.weight"}))
 
 
 NETWORK = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.Conv3d(4, 5, 1))

@@ -173,16 +173,6 @@ REFUSED = {
         lambda: unet_with_basis().state_dict(),
         "encoder.0.0.parametrizations.weight.original.*take the `conv`",
     ),
-    "plain, in place of two layers": (
-        unet_with_separable,
-        lambda: unet().state_dict(),
-        "plain weights, such as encoder.0.0.weight, .* others, such as encoder.0.0.0.weight: conv.init_from",
-    ),
-    "two layers, in place of one": (
-        unet,
-        lambda: unet_with_separable().state_dict(),
-        "other weights, such as encoder.0.0.0.weight, .*take the `conv`",
-    ),
 }
 
 
@@ -190,6 +180,39 @@ REFUSED = {
 def test_a_file_for_another_kind_of_network_is_refused(content, tmp_path):
     network, state, words = REFUSED[content]
     assert_refused(network(), save(tmp_path / "file.pth", state()), words)
+
+
+def test_several_layers_in_the_place_of_one_are_no_plain_kernel(tmp_path):
+    plain, chain = unet(), unet_with_separable()
+    kernels = frozenset(name for name, value in plain.named_parameters() if value.ndim > 2)
+    path = save(tmp_path / "plain.pth", plain.state_dict())
+    words = "plain weights, such as encoder.0.0.weight, .* in the place of encoder.0.0: conv.init_from"
+    with pytest.raises(ConfigError, match=words):
+        load(chain, path, DERIVED, Layers(kernels=kernels))
+    content = our_checkpoint(chain, DERIVED)
+    content["medconv"]["config"]["conv"] = {"_target_": "medconv.convs.separable"}
+    words = r"other weights, such as \S*encoder.0.0.[01].weight, .*take the `conv`"
+    with pytest.raises(ConfigError, match=words):
+        load(plain, save(tmp_path / "chain.ckpt", content), DERIVED, Layers(kernels=kernels))
+
+
+def test_a_network_with_a_stem_of_several_layers_loads_what_fits(tmp_path):
+    """No convolution was swapped: such as a ResNet whose first layer became three."""
+    source = nn.ModuleDict({"conv1": nn.Conv2d(1, 4, 3), "layer": nn.Conv2d(4, 4, 3)})
+    stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3))
+    network = nn.ModuleDict({"conv1": stem, "layer": nn.Conv2d(4, 4, 3)})
+    kernels = frozenset(name for name, value in network.named_parameters() if value.ndim > 2)
+    path = save(tmp_path / "file.pth", source.state_dict())
+    assert sorted(load(network, path, DERIVED, Layers(kernels=kernels)).loaded) == [
+        "layer.bias",
+        "layer.weight",
+    ]
+    back = save(tmp_path / "back.pth", network.state_dict())
+    kernels = frozenset(name for name, value in source.named_parameters() if value.ndim > 2)
+    assert sorted(load(source, back, DERIVED, Layers(kernels=kernels)).loaded) == [
+        "layer.bias",
+        "layer.weight",
+    ]
 
 
 def test_an_unknown_inflation_is_refused(tmp_path):

@@ -49,8 +49,8 @@ def test_weights_of_a_pretrained_encoder_are_loaded_by_name(tmp_path, prefix):
     torch.testing.assert_close(loaded_stem / loaded_stem.norm(), stem / stem.norm())
 
 
-def test_a_network_with_nnunets_own_names_takes_the_file_as_it_is(tmp_path):
-    """Such as one of dynamic_network_architectures, trained here by `model._target_`."""
+def test_a_network_with_nnunets_own_names_takes_them_with_our_axes(tmp_path):
+    """Such as one of dynamic_network_architectures, trained here by `model._target_`; axes from z to x."""
     state = {name: value for name, value in models.state_dict("turned", 1).items() if "stages" in name}
     network = nn.Module()
     for name, value in state.items():
@@ -60,14 +60,15 @@ def test_a_network_with_nnunets_own_names_takes_the_file_as_it_is(tmp_path):
             if not hasattr(node, parent):
                 node.add_module(parent, nn.Module())
             node = node.get_submodule(parent)
-        node.register_buffer(last, torch.zeros_like(value))
+        turned = value.permute(0, 1, 4, 3, 2) if value.ndim == 5 else value
+        node.register_buffer(last, torch.zeros_like(turned))
     kernel = "encoder.stages.0.0.convs.0.conv.weight"
     layer = network.get_submodule(kernel.rpartition(".")[0])
     layer.weight = nn.Parameter(layer._buffers.pop("weight"))
     torch.save(state, tmp_path / "nnunet.pth")
     report = load(network, tmp_path / "nnunet.pth", DERIVED)
     assert not report.random and not report.unused
-    assert torch.equal(network.state_dict()[kernel], state[kernel])
+    assert torch.equal(network.state_dict()[kernel], state[kernel].permute(0, 1, 4, 3, 2))
 
 
 @pytest.mark.parametrize("name", ["turned", "thick", "residual"])

@@ -383,6 +383,7 @@ def test_a_resumed_run_that_is_longer_validates_more_batches():
         {**budget.state_dict(), "validation": 40.0, "val_batches": 2, "val_batches_of_all": 2}
     )
     budget.begin_other_time()
+    assert budget.seconds_each == 400.0 and budget.postpones(150.0)
     assert trial(budget, 100).limit_val_batches == 20
 
 

@@ -62,6 +62,12 @@ def test_a_validation_waits_for_the_step_of_accumulated_batches(dataset, tmp_pat
     with (tmp_path / "run/metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("val/dice")]
     assert len(rows) == 4  # of eight batches
+    # the last step of an epoch may be of fewer batches
+    settings = ["trainer.accumulate_grad_batches=2", "trainer.limit_train_batches=3", "trainer.max_epochs=2"]
+    tiny.train(dataset, tmp_path / "odd", "logger=none", "trainer.max_steps=-1", *settings)
+    with (tmp_path / "odd/metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/dice")]
+    assert [row["step"] for row in rows] == ["1", "3"]  # after the second step of each epoch
 
 
 @pytest.mark.parametrize(

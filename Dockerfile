@@ -3,6 +3,8 @@
 # docker run --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD:/work" medconv train data.root=DATASET
 FROM python:3.12-slim
 ARG TORCH=https://download.pytorch.org/whl/cpu
+# Triton and torch.compile build their launchers with it
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY medconv medconv

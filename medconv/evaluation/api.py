@@ -123,15 +123,15 @@ def _of_files(
     """Args: settings: of label maps, for `segmentation.evaluate`."""
     chosen = (settings["tolerance_mm"], settings["selection"]) != (_tolerances(1.0), MetricSelection())
     of_label_maps = ", lesion_iou, centreline and raters are for label maps of classes, not for "
-    if references.suffix == ".csv":
-        if raters or consensus or chosen:
-            raise ArgumentError("tolerance_mm", of_label_maps, "a table")
-        return ScoreTable.of(of_table(predictions, references))
     own = own_evaluation(predictions)
     if own:
         if raters or consensus or chosen:
             raise ArgumentError("tolerance_mm", of_label_maps, str(predictions))
         return ScoreTable.of(own(predictions, references, workers=settings["workers"]))
+    if references.suffix == ".csv":
+        if raters or consensus or chosen:
+            raise ArgumentError("tolerance_mm", of_label_maps, "a table")
+        return ScoreTable.of(of_table(predictions, references))
     evaluation = segmentation.evaluate(
         predictions, references, raters=raters, consensus=consensus, **settings
     )

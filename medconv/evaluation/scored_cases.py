@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from medconv.data.case import Grid
+from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import home
 from medconv.data.io.grids import on_grid, rounding_doubts
 from medconv.evaluation import labels
 from medconv.evaluation.case_measurement import measure_cases
 from medconv.evaluation.results import plain_number
 from medconv.evaluation.segmentation_results import CaseRow
-from medconv.inference.output import read_manifest
+from medconv.inference.output import MANIFEST
 from medconv.metrics.statistics import describe, paired
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,9 @@ class ScoredCases:
             sets[compare] = cls.find(compare, "compare")
         reference_files = labels.reference_files(references, list(sets.values()), cls.find)
         first = sets[predictions]
-        targets = read_manifest(home(predictions)).get("targets")
+        # as `own_evaluation` has read them: the manifest may be that of another program
+        manifest = home(predictions) / MANIFEST
+        targets = read_json(manifest).get("targets") if manifest.is_file() else None
         image_files = labels.images_of(home(predictions), home(references), images, list(first))
         summaries = []
         for path, files in sets.items():

@@ -95,11 +95,13 @@ def compose(
         HydraException, OmegaConfBaseException: as Hydra raises them.
     """
     arguments = _arguments(overrides, config_dir, values)
-    with logging_of_a_call():
+    with logging_of_a_call(of_a_later_run=True):
         composer = Composer(hydra_flags(arguments, "medconv train"))
         if composer.is_sweep:
             raise ConfigError(f"hydra.mode=MULTIRUN: sweeps need {_COMMAND} -m")
         (composed,) = composer.configs()
+        if composed.settings.job.env_set:
+            raise ConfigError("hydra.job.env_set: set the variables in os.environ before medconv is imported")
         config = validate(composed.values)
     if config.run.dir or config.run.name:
         return config

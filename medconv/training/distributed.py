@@ -263,6 +263,18 @@ def has_parts(config: RunConfig) -> bool:
     return True
 
 
+def batches_per_step(config: RunConfig, batch_size: int) -> float:
+    """What an optimizer step takes, in training steps of one batch of the plan's size on one process.
+
+    Of a batch in parts, all but the last are computed again before their gradients: a third of a step more.
+    """
+    parts = 1.0
+    if config.data.global_batch_size is not None:
+        of_process = config.data.global_batch_size / processes(config.trainer)
+        parts = max(1.0, of_process / batch_size)
+    return config.trainer.accumulate_grad_batches * (parts + (parts - 1) / 3)
+
+
 class ResumeStepCheck(Callback):
     """Checks that all processes resume at the same step: if they do not share the run folder, only some find
     a checkpoint.

@@ -108,10 +108,12 @@ def start_logging(rank_zero: bool = True) -> None:
 
 
 @contextmanager
-def logging_of_a_call() -> Iterator[None]:
+def logging_of_a_call(of_a_later_run: bool = False) -> Iterator[None]:
     """Inside, messages go where `start_logging` sends them; afterwards logging is as it was before.
 
     For functions that a program or notebook calls, whose logging is its own.
+
+    Args: of_a_later_run: its messages also go into the log of the run that begins next.
     """
     loggers = [logging.getLogger(name) for name in ("", *_OUR_LOGGERS)]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
@@ -128,6 +130,8 @@ def logging_of_a_call() -> Iterator[None]:
                 logger.setLevel(level)
                 logger.propagate = propagate
             threading.excepthook = excepthook
+            if not of_a_later_run:
+                _early.buffer.clear()
             if not is_captured:
                 logging.captureWarnings(False)
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    around = {**conditions(), "dtype": options.dtype}
+    around = {**conditions(options.device), "dtype": options.dtype}
     return [{**row, **around} for part in options.parts for row in PARTS[part](options)]
 
 

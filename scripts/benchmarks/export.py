@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> list[results.Row]:
         "benchmark": "export",
         "case": case,
         "reference": REFERENCE,
-        **results.conditions(),
+        **results.conditions(options.device),
         "device": device,
     }
     return [

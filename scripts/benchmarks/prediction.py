@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     }
     each = {name: {"seconds_per_case": row["seconds"] / len(cases)} for name, row in timed.items()}
     return [
-        {**kind, **results.conditions(), "variant": name, **row, **each[name]} for name, row in timed.items()
+        {**kind, **results.conditions(options.device), "variant": name, **row, **each[name]}
+        for name, row in timed.items()
     ]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.datasets import Dataset
 from benchmarks.peers.medconv_data import data_module
 from benchmarks.results import Row, conditions
-from benchmarks.stores import box_of, reads
+from benchmarks.stores import box_of, random_boxes, reads
 from medconv.data.loading.patch import crop
 
 REFERENCE = ".nii.gz, whole"
@@ -38,13 +38,17 @@ def run(options: argparse.Namespace, dataset: Dataset) -> list[Row]:
     packed = dataset.home / "one" / "packed"
     plain = dataset.home / "one" / "plain"
     _copy_first_case(dataset.raw, packed, plain)
+    image: Any = nib.load(packed / "images.nii.gz")
+    size = [min(p, n) for p, n in zip(dataset.patch, image.shape, strict=True)]
+    boxes = random_boxes(image.shape, size, options.reads)
+    numbers = {tuple(start): number for number, start in enumerate(boxes)}
     readers: dict[str, tuple[Path, Callable[[Sequence[int]], Any]]] = {
         REFERENCE: (packed, partial(_whole, packed, dataset.patch)),
         ".nii, whole": (plain, partial(_whole, plain, dataset.patch)),
         ".nii, memory-mapped": (plain, partial(_mapped, plain, dataset.patch)),
-        "our store": (data.store.folder, lambda start: patches[start[0]]),
+        "our store": (data.store.folder, lambda start: patches[numbers[tuple(start)]]),
     }
-    times = reads(readers, [[n, n, n] for n in range(options.reads)], REFERENCE)
+    times = reads(readers, boxes, REFERENCE)
     kind = {
         "benchmark": "read",
         "case": f"{dataset.name}, patch {'x'.join(map(str, dataset.patch))}",

@@ -16,9 +16,9 @@ from medconv.utils.atomic_io import write_text
 Row = dict[str, Any]
 
 
-def conditions() -> Row:
-    """Hardware and versions, for a row."""
-    cuda = torch.cuda.is_available()
+def conditions(device: str | None = None) -> Row:
+    """Hardware and versions, for a row. Args: device: that computed; None: a GPU if there is one."""
+    cuda = torch.cuda.is_available() and device != "cpu"
     name = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
     return {
         "device": "cuda" if cuda else "cpu",

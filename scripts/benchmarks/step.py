@@ -28,7 +28,7 @@ from medconv.models.unet import UNet
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
-from medconv.utils.hardware import resolve_precision
+from medconv.utils.hardware import Backends, resolve_precision
 
 REFERENCE = "perf=reference"
 log = logging.getLogger(__name__)
@@ -66,10 +66,11 @@ def run(options: argparse.Namespace) -> list[Row]:
         fused, choices({}, fused.network, device.type == "cuda"), 30, try_compile=lambda _: options.compile
     )
     trials["perf=autotune"] = Trial(fused, chosen[0].choice)
-    first = {name: float(trial.step()) for name, trial in trials.items()}
-    memory = {name: _memory(trial, device) for name, trial in trials.items()}
-    steps: dict[str, Callable[[], Any]] = {name: trial.step for name, trial in trials.items()}
-    with _peers(options) as peers:
+    flags = {name: _flags(name, device) for name in trials}
+    steps: dict[str, Callable[[], Any]] = {n: _under(flags[n], trial.step) for n, trial in trials.items()}
+    first = {name: float(step()) for name, step in steps.items()}
+    memory = {name: _under(flags[name], partial(_memory, trial, device))() for name, trial in trials.items()}
+    with _peers(options, device) as peers:
         timed = alternate(
             {**steps, **{name: peer.step for name, peer in peers.items()}}, REFERENCE, options.pairs
         )
@@ -156,8 +157,23 @@ def _memory(trial: Trial, device: torch.device) -> Row:
     return {} if compiled and device.type == "cpu" else dict(step_memory(trial.forward, trial.step, device))
 
 
+def _flags(variant: str, device: torch.device) -> Backends:
+    """As a training with this preset sets them; a switch alone has those of the reference."""
+    if variant.endswith(REFERENCE) or "perf=" not in variant:
+        return Backends("highest", False)
+    return Backends("high", device.type == "cuda")
+
+
+def _under(flags: Backends, function: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        with flags.applied():
+            return function()
+
+    return run
+
+
 @contextmanager
-def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
+def _peers(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, PeerProcess]]:
     """The peers' processes, by name; each waits until a step is requested."""
     sizes = [
         "--patch",
@@ -174,6 +190,8 @@ def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
         str(options.channels),
         "--threads",
         str(torch.get_num_threads()),
+        "--device",
+        device.type,
     ]
     with ExitStack() as stack:
         peers = {}

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> list[Row]:
             name: _timed(partial(f.write, path, image.astype(f.dtype))) for name, (f, path) in files.items()
         }
         size = options.large_patch
-        boxes = _boxes(image.shape[1:], size, options.reads)
+        boxes = random_boxes(image.shape[1:], size, options.reads)
         for name, (format, path) in files.items():
             assert (
                 np.abs(format.read(path, boxes[0], size) - box_of(image, boxes[0], size)).max() < _PRECISION
@@ -142,7 +142,7 @@ def _at(read: Read, path: Path, size: Sequence[int], start: Sequence[int]) -> np
     return read(path, start, size)
 
 
-def _boxes(shape: Sequence[int], size: Sequence[int], count: int) -> list[list[int]]:
+def random_boxes(shape: Sequence[int], size: Sequence[int], count: int) -> list[list[int]]:
     rng = np.random.default_rng(1)
     return [[int(rng.integers(0, n - p + 1)) for n, p in zip(shape, size, strict=True)] for _ in range(count)]
 

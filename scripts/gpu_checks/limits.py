@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from gpu_checks.setting import FORK
+from gpu_checks.setting import in_own_process
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,9 @@ def step_work(
     Shape: (batch, channels, *spatial). Other norms, sums and the optimizer come on top: the limit is a lower
     bound. Args: backward: else of a prediction, in which norms count as in training.
     """
-    receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=lambda: sender.send(_counted(build, shape, dtype, backward)))
-    process.start()
-    sender.close()
-    try:
-        work: tuple[tuple[float, float], ...] = receiver.recv()
-    except EOFError:
-        process.join()
-        raise RuntimeError(f"counting the work of {shape} ended with {process.exitcode}, see above") from None
-    process.join()
+    work: tuple[tuple[float, float], ...] = in_own_process(
+        f"counting the work of {shape}", partial(_counted, build, shape, dtype, backward)
+    )
     return work
 
 

@@ -23,7 +23,7 @@ from medconv.models.layers.triton_norm import BatchStatistics, triton_norm
 
 EPS = 1e-5
 TINY = [((2, 5, 7, 9), -0.3), ((1, 70, 3, 5, 7), 0.01), ((2, 3, 4, 5, 3), None)]
-# Stages of U-Nets, odd sizes, more channels than a block of columns, more than 2^31 bytes.
+# Stages of U-Nets, odd sizes, more channels than a block of columns.
 FULL = [
     *TINY,
     *(((2, channels, 40 // n, 56 // n, 40 // n), 0.01) for channels, n in ((32, 1), (64, 2), (320, 8))),

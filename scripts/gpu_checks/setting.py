@@ -39,6 +39,24 @@ class CommandError(RuntimeError):
     """A command failed; what it printed is in the part's log."""
 
 
+def in_own_process(what: str, function: Callable[[], Any]) -> Any:
+    """What a function returns that begins CUDA, or fills its caches, in a process of its own.
+
+    Before this one begins CUDA. Raises: RuntimeError: it failed. Args: what: for the message.
+    """
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=lambda: sender.send(function()))
+    process.start()
+    sender.close()
+    try:
+        answer = receiver.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(f"{what} ended with {process.exitcode}, see above") from None
+    process.join()
+    return answer
+
+
 class Setting:
     """Args: folder: of this part alone. shared: of all parts, for what is made once. limit_s: from now on."""
 

@@ -26,7 +26,7 @@ from gpu_checks.networks import (
     trial,
     wait,
 )
-from gpu_checks.setting import Setting
+from gpu_checks.setting import Setting, in_own_process
 from medconv.performance.switches import apply_switches
 from medconv.training.optim.muon import Muon
 
@@ -104,24 +104,33 @@ def images_cuda_graphs(setting: Setting) -> Figures:
     no_limit="none: a ratio",
 )
 def tuning(setting: Setting) -> Figures:
-    """`cudnn.benchmark` off, 3 algorithms tried, and torch's 10, for each size of a patch."""
-    device = setting.device
+    """`cudnn.benchmark` off, 3 algorithms tried, and torch's 10, for each size of a patch.
+
+    Each in a process of its own: torch keeps what it found for a size, whatever it was found by.
+    """
     figures: dict[str, Any] = {}
     for name, on, limit in (("off", False, 10), ("limit 3", True, 3), ("limit 10", True, 10)):
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = on, limit
-        spent = 0.0
-        for edge in setting.pick((32, 64, 96, 128), (8, 16)):
-            size = replace(setting.pick(NVIDIA, TINY), patch=(edge, edge, edge), batch=2)
-            measured = trial(size, FAST, device)
-            start = time.perf_counter()
-            measured.step()
-            wait(device)
-            spent += time.perf_counter() - start
-            step = seconds(measured.step, device, setting.pick(3, 1), warm_up=2)
-            del measured
-        figures |= {f"{name}, seconds of the first steps": spent, f"{name}, seconds a step": step}
+        found = in_own_process(f"tuning, {name}", partial(_tuned, setting, on, limit))
+        figures |= {f"{name}, {key}": value for key, value in found.items()}
     ratio = figures["limit 3, seconds a step"] / figures["limit 10, seconds a step"]
     return figures | {"limit 3, seconds a step, times limit 10": ratio}
+
+
+def _tuned(setting: Setting, on: bool, limit: int) -> dict[str, float]:
+    """Seconds of the first steps of all sizes, and of a later step of the last one."""
+    device = setting.device
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = on, limit
+    spent = step = 0.0
+    for edge in setting.pick((32, 64, 96, 128), (8, 16)):
+        size = replace(setting.pick(NVIDIA, TINY), patch=(edge, edge, edge), batch=2)
+        measured = trial(size, FAST, device)
+        start = time.perf_counter()
+        measured.step()
+        wait(device)
+        spent += time.perf_counter() - start
+        step = seconds(measured.step, device, setting.pick(3, 1), warm_up=2)
+        del measured
+    return {"seconds of the first steps": spent, "seconds a step": step}
 
 
 def _step_table(setting: Setting, size: Size, *words: str) -> Figures:

@@ -103,9 +103,11 @@ def test_bad_options_are_one_error_without_torch(arguments):
 def test_another_operating_system_is_one_line(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(
-        ValueError, match="medconv runs on Linux only, and this is darwin; use WSL or a container"
+        ValueError, match="medconv train runs on Linux only, and this is darwin; use WSL or a container"
     ):
-        run(["--help"])
+        run(["train", "data=phantom2d"])
+    with pytest.raises(ValueError, match="the following arguments are required: --checkpoint"):
+        run(["predict"])
 
 
 def test_the_backend_of_a_notebook_is_not_inherited(monkeypatch, capsys):

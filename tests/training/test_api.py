@@ -16,6 +16,7 @@ from medconv.cli.main import run as run_command
 from medconv.config import ConfigError
 from medconv.training import api, run
 from medconv.utils.exit_codes import PREEMPTED
+from medconv.utils.logging import logging_of_a_call
 from medconv.utils.signals import RunInterrupted
 
 
@@ -59,12 +60,27 @@ def test_options_of_ones_own_are_found(overrides, tmp_path):
         (["-m", "seed=1,2"], {}, "-m: flags are for the command"),
         (["hydra.mode=MULTIRUN"], {}, "sweeps need the command `medconv train` -m"),
         ([], {"trainer__max_step": 1}, "there is no key trainer.max_step; did you mean trainer.max_steps"),
+        (["+hydra.job.env_set={A:b}"], {}, "hydra.job.env_set: set the variables in os.environ"),
         ([], {"model": "segresnt"}, "there is no model=segresnt; did you mean segresnet"),
     ],
 )
 def test_what_cannot_be_composed(arguments, values, error):
     with pytest.raises(ConfigError, match=error):
         medconv.compose(arguments, **values)
+
+
+def test_samplers_keep_the_keys_that_make_them_options():
+    """A class in the place of an option's own loses keys; these options have that of another option."""
+    assert medconv.compose(["sampler=uniform"]).sampler["by_weight"] is False
+    assert medconv.compose(["sampler=weighted"]).sampler["by_weight"] is True
+
+
+def test_messages_of_an_earlier_call_stay_out_of_a_later_log(overrides, tmp_path):
+    with logging_of_a_call():
+        logging.getLogger("medconv").info("of another data set")
+    config = medconv.compose(overrides, run__dir=str(tmp_path / "later"))
+    medconv.train(config)
+    assert "of another data set" not in (tmp_path / "later/train.log").read_text()
 
 
 def test_a_run_gives_its_result_and_is_not_trained_twice(overrides):

@@ -21,6 +21,7 @@ from medconv.planning.limits import SIZES
 from medconv.planning.planner import Plan
 from medconv.planning.topology import Budget
 from medconv.targets import Targets
+from medconv.training.distributed import batches_per_step
 from medconv.training.growing_patch import growing_patch_of
 from medconv.training.optim.muon import Muon
 from medconv.utils import hardware
@@ -70,7 +71,10 @@ def size_for_time(
 
     def step_seconds(name: str) -> float | None:
         step = measured_step(name)
-        return None if step is None else step.seconds * config.trainer.accumulate_grad_batches
+        size_plan = plans[name]
+        if step is None or size_plan is None:
+            return None if step is None else step.seconds
+        return step.seconds * batches_per_step(config, size_plan.batch_size)
 
     grids = {name: f"{size_text(plan.spacing_mm, 3)} mm" for name, plan in plans.items() if plan is not None}
     name, larger = largest(plans, step_seconds, seconds, grids)
@@ -174,7 +178,7 @@ class Step(NamedTuple):
 def _steps_in_time(config: RunConfig, size_plan: Plan, derived: Derived, step: Step) -> tuple[float, bool]:
     """Also whether patches grow, which makes most steps cheaper."""
     seconds = _TRAINING * (config.trainer.max_seconds or math.inf)
-    num_steps = seconds / (step.seconds * config.trainer.accumulate_grad_batches)
+    num_steps = seconds / (step.seconds * batches_per_step(config, size_plan.batch_size))
     growing = growing_patch_of(configs.with_derived(config, derived), step.divisor)
     if growing is None:
         return num_steps, False

@@ -23,6 +23,7 @@ from medconv.models.deep_supervision import Supervised
 from medconv.training.build import build_task
 from medconv.training.distributed import batches_per_epoch
 from medconv.training.run_dir import RunDir, read_config
+from medconv.training.trainer import epochs_of
 from medconv.utils import hardware
 
 # Keys of `trainer` that set a run's length.
@@ -135,8 +136,9 @@ def _planned_seconds(trainer: TrainerConfig, batches: int, step_seconds: float) 
         limits.append(step_seconds * trainer.max_steps * trainer.accumulate_grad_batches)
     if trainer.max_seconds is not None:
         limits.append(trainer.max_seconds)
-    if trainer.max_epochs is not None and trainer.max_epochs != -1:
-        limits.append(step_seconds * trainer.max_epochs * batches)
+    epochs = epochs_of(trainer) or trainer.max_epochs  # those of a run without a length are the default
+    if epochs is not None and epochs != -1:
+        limits.append(step_seconds * epochs * batches)
     return min(limits, default=math.inf)
 
 

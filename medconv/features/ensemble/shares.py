@@ -57,7 +57,8 @@ def rounds(config: RunConfig, folder: RunDir, environment: Environment) -> int:
     steps: float
     with _threads_of_a_member(environment):
         steps = steps_in_time(small, prepared.plan, prepared.derived)
-    seen = prepared.views(steps * prepared.plan.batch_size * small.trainer.accumulate_grad_batches)
+    batch_size = small.data.global_batch_size or prepared.plan.batch_size
+    seen = prepared.views(steps * batch_size * small.trainer.accumulate_grad_batches)
     count = min(_MOST, max(1, floor(min(seen / ENOUGH_VIEWS, steps / ENOUGH_STEPS))))
     log.info(
         "--members auto: about %.0f steps fit into trainer.max_time and see each case %.0f times; %d steps "

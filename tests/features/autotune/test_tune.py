@@ -107,6 +107,7 @@ def test_planned_seconds_follow_what_ends_the_run():
     assert tune._planned_seconds(TrainerConfig(max_epochs=100), 500, 2.0) == 100_000
     trainer = TrainerConfig(max_epochs=-1, max_steps=100, accumulate_grad_batches=8)
     assert tune._planned_seconds(trainer, 500, 2.0) == 1600
+    assert tune._planned_seconds(TrainerConfig(), 10, 0.01) == pytest.approx(10)  # 100 epochs by default
     timed = TrainerConfig(max_epochs=-1, max_time="00:00:01:00")
     assert tune._planned_seconds(timed, 500, 2.0) == 60
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 
 import nibabel as nib
@@ -10,6 +11,7 @@ import pytest
 import torch
 from helpers import small_runs, tiny
 
+import medconv
 from medconv.config import ConfigError
 from medconv.data.case import Grid
 from medconv.data.preprocessing.check import assumed_spacing
@@ -210,6 +212,16 @@ def test_a_point_in_the_empty_margin_of_its_image_is_named(cases, tmp_path):
         "apex at (" in warning
         and "is 0 up to its edge, which is cut off; it is learned from what is left of its heatmap" in warning
     )
+
+
+def test_points_of_another_program_are_scored_from_folders_and_from_one_table(cases, tmp_path):
+    """With a manifest that has `targets` alone, as the page says."""
+    predictions = tmp_path / "csv"
+    shutil.copytree(cases / "csv", predictions)
+    targets = LandmarkTargets(("apex", "base"), 3.0, 0.2).plain()
+    (predictions / "prediction.json").write_text(json.dumps({"targets": targets}))
+    for references in (cases / "csv", cases / "all.csv"):
+        assert medconv.evaluate(predictions, references).mean["mre"] == 0
 
 
 def test_there_are_no_classes_to_draw_equally_often(cases, tmp_path):

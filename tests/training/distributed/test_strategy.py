@@ -52,6 +52,14 @@ def test_unused_parameters_are_found_with_the_settings_of_ddp():
     assert ddp._timeout.total_seconds() == 60
 
 
+def test_a_step_of_a_batch_in_parts_takes_as_many_batches_and_their_recomputation():
+    def config(**data):
+        return RunConfig(data=DataConfig(batch_size=2, **data), trainer=trainer(accumulate_grad_batches=3))
+
+    assert distributed.batches_per_step(config(), 2) == 3
+    assert distributed.batches_per_step(config(global_batch_size=8), 2) == 3 * (4 + 3 / 3)
+
+
 def test_fsdp_shards_over_all_processes():
     fsdp = distributed.strategy_of(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
     assert isinstance(fsdp, ModelParallelStrategy)

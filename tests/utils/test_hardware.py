@@ -16,6 +16,7 @@ from medconv.utils.hardware import (
     benchmark_kernels,
     check_devices,
     compiler_missing,
+    fast_bf16_gpu,
     out_of_memory,
     resolve_precision,
     set_matmul_precision,
@@ -147,8 +148,10 @@ def test_auto_precision_follows_the_hardware(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     assert [resolve_precision("auto", a) for a in ("auto", "gpu", "cuda")] == ["bf16-mixed"] * 3
+    fast_bf16_gpu.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert resolve_precision("auto", "gpu") == "16-mixed"
+    fast_bf16_gpu.cache_clear()
     for capability in ("amx_bf16", "avx512_bf16"):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=capability: {name: True})
         assert resolve_precision("auto", "cpu") == "bf16-mixed"

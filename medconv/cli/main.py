@@ -18,8 +18,8 @@ COMMANDS = {
     "predict": ("predict new images with trained networks", "medconv.cli.predict"),
     "evaluate": ("compare predictions with references", "medconv.cli.evaluate"),
 }
+_TRAINING = ("train", "preprocess", "sweep", "ensemble")  # on Linux alone
 # Hydra's flags.
-_TRAINING = ("train", "preprocess", "sweep", "ensemble")
 COMPLETION = ("-sc", "--shell-completion")
 _HELP = """\
 example:

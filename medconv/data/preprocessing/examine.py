@@ -107,9 +107,10 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         assert report.grid is not None
         note_content(image, report)
         if are_picture_channels(dataset.modalities):
-            is_labelled = label != (-1 if dataset.targets.ignore is None else dataset.targets.ignore)
-            voxels = image[:, is_labelled] if is_labelled.any() else image
-            report.intensities = sampled(voxels, samples_per_case(dataset))
+            labelled = image
+            if dataset.targets.ignore is not None and (label != dataset.targets.ignore).any():
+                labelled = image[:, label != dataset.targets.ignore]
+            report.intensities = sampled(labelled, samples_per_case(dataset))
         canonical_label, _ = to_canonical(label[None], report.grid)
         some = (slice(None, None, 7),) * label.ndim  # of the voxels, which mostly tell that they differ
         if label.any() and any(

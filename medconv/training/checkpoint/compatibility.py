@@ -129,7 +129,7 @@ def check_same_sharding(content: Mapping[str, Any], strategy: str, setting: str)
 
     Raises: ValueError: only this run, or only that of the checkpoint, has FSDP.
     """
-    saved_strategy = content["medconv"]["config"]["trainer"].get("strategy")
+    saved_strategy = content["medconv"]["config"].get("trainer", {}).get("strategy")
     if FSDP in (saved_strategy, strategy) and saved_strategy != strategy:
         raise _differs(setting, "trainer.strategy", saved_strategy, strategy)
 

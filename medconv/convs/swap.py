@@ -255,7 +255,8 @@ def _steps(image_voxels: int, layer_voxels: Collection[int]) -> dict[int, int]:
     step, larger = 1, image_voxels
     for voxels in sorted(layer_voxels, reverse=True):
         if voxels < image_voxels:
-            if voxels not in (larger // 2, -(-larger // 2)) and image_voxels % voxels == 0:
+            by_two = (larger // 2, -(-larger // 2))
+            if voxels not in by_two and image_voxels % voxels == image_voxels % larger == 0:
                 step = image_voxels // voxels
             else:
                 step *= max(1, round(larger / voxels))

@@ -112,6 +112,13 @@ def _same_images(before: Entry, now: Entry) -> bool:
     return all(old == new or realpath(old) == realpath(new) for old, new in pairs)
 
 
+def _are_bounded(existing: Sequence[str], manifest: Mapping[str, Any]) -> bool:
+    """Whether the bounds of the manifest are of all cases with a result; False: it has none."""
+    bounds = manifest.get(LOWER_BOUNDS)
+    cases = bounds.get("cases") if isinstance(bounds, Mapping) else None
+    return isinstance(cases, Mapping) and set(existing) <= set(cases)
+
+
 def _other_image(case_id: str, before: Entry, now: Entry) -> str:
     for old, new in zip(before["images"], now["images"], strict=False):
         if realpath(old) != realpath(new):
@@ -176,7 +183,6 @@ class Output(ABC):
         self.skipped: list[str] = []
         self.claimed_by_others: list[str] = []
         self.logit_folder: Path | None = None
-        self._existed: set[str] = set()  # cases with a result, when the prediction began
         self._entries: dict[str, Entry] = {}  # of the cases to predict, when the prediction began
         self._lock = FileLock(path / ".lock")
         self._claims = Claims(path / ".claims")
@@ -221,12 +227,14 @@ class Output(ABC):
             with held(self._lock):
                 was_last = self._claims.leave()
                 # The last process that completed all its cases ends an unfinished overwrite.
-                manifest = read_manifest(self.path)
-                has_more = LOWER_BOUNDS in manifest and set(self._existing(manifest)) != self._existed
-                if has_more or (was_last and completed and manifest.get("overwriting")):
+                manifest = read_manifest(self.path) if completed else {}
+                lacks_bounds = LOWER_BOUNDS in manifest and not _are_bounded(
+                    self._existing(manifest), manifest
+                )
+                if lacks_bounds or (was_last and manifest.get("overwriting")):
                     # A full disk: all cases are done nevertheless.
                     with suppress(OSError):
-                        unfinished = [] if was_last and completed else manifest["overwriting"]
+                        unfinished = [] if was_last else manifest["overwriting"]
                         self._write_manifest(manifest["cases"], unfinished)
 
     def check_unchanged(self, case: Case) -> None:
@@ -285,10 +293,9 @@ class Output(ABC):
             self._clean(replaced)
         # Entries of results made with other settings would make these count as done.
         previous = {} if state.differences else listed
-        # What was computed of all results stays as long as they do, see `open`.
-        stays = not state.differences and not renewed and not replaced
-        self._existed = set(existing)
-        kept = {LOWER_BOUNDS: manifest[LOWER_BOUNDS]} if stays and LOWER_BOUNDS in manifest else {}
+        # What was computed of all results stays as long as they do, see `open`
+        stays = not state.differences and not renewed and not replaced and _are_bounded(existing, manifest)
+        kept = {LOWER_BOUNDS: manifest[LOWER_BOUNDS]} if stays else {}
         self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}), kept)
         self._claims.join()
 

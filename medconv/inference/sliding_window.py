@@ -385,7 +385,7 @@ class _WindowLogits:
         patches = torch.stack([self.volume[:, *window.box] for window in windows])
         # As the network takes them: (windows, channels, *patch_size).
         patches = patches.movedim(2, 2 + self.axis) if slice_axis is None else patches[:, :, 0]
-        # Returned as they are where nothing is flipped: they can be large.
+        # Returned as they are on a CPU where nothing is flipped: they can be large.
         logit_sum = full_resolution(self.network(patches))
         if logit_sum.is_cuda:  # a CUDA graph's next run overwrites its outputs
             logit_sum = logit_sum.clone()

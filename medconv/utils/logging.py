@@ -118,6 +118,7 @@ def logging_of_a_call(of_a_later_run: bool = False) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("", *_OUR_LOGGERS)]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     excepthook = threading.excepthook
+    of_earlier_calls = _early.buffer[:]
     with warnings.catch_warnings():
         # A function of `logging` is there where the program has captured warnings itself.
         is_captured = warnings.showwarning.__module__ == "logging"
@@ -130,8 +131,8 @@ def logging_of_a_call(of_a_later_run: bool = False) -> Iterator[None]:
                 logger.setLevel(level)
                 logger.propagate = propagate
             threading.excepthook = excepthook
-            if not of_a_later_run:
-                _early.buffer.clear()
+            if not of_a_later_run:  # a run has written what came before into its log
+                _early.buffer[:] = [] if _early.target is not None else of_earlier_calls
             if not is_captured:
                 logging.captureWarnings(False)
 

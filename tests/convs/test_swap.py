@@ -182,6 +182,19 @@ def test_strides_multiply_where_they_do_not_divide_the_image(voxels):
     assert found == [(1.0, 1.0), (2.0, 2.0), (4.0, 4.0), (8.0, 8.0)]
 
 
+def test_sizes_of_unpadded_layers_are_no_parallel_paths():
+    """30 voxels become 14, 6 and 2; 6 divides 30 by chance."""
+    network = nn.Sequential(*(nn.Conv2d(1, 1, 3, 2) for _ in range(4)))
+    found = []
+
+    def note(conv, spacing_mm, scale):
+        found.append(spacing_mm[0])
+        return conv
+
+    swap_convs(network[:3], note, spacing_mm=(1.0, 1.0), example=torch.zeros(1, 1, 30, 30))
+    assert found == [1.0, 2.0, 4.0]
+
+
 @pytest.mark.parametrize("strides", [(3, 5), (2, 3), (3, 4), (3, 6)])
 def test_parallel_paths_have_grids_of_their_own(strides):
     """As in DeepMedic, whose paths see the image at several resolutions."""

@@ -105,12 +105,16 @@ def test_another_path_to_the_same_image_is_the_same_image(output, tmp_path):
 
 def test_what_was_computed_of_all_results_stays_as_long_as_they_do(output, tmp_path):
     fill(output(tmp_path), cases("a", "b"))
-    content = {"share": 0.9}
+    content = {"share": 0.9, "cases": {"a": {"box": 0.8}, "b": {"box": 0.7}}}
     (tmp_path / MANIFEST).write_text(json.dumps({**manifest(tmp_path), "lower_bounds": content}))
     assert fill(output(tmp_path), cases("a", "b")) == [] and manifest(tmp_path)["lower_bounds"] == content
     with output(tmp_path).open(cases("a", "b", "c")):  # one that fails each time
         pass
     assert manifest(tmp_path)["lower_bounds"] == content
+    fill(output(tmp_path), cases("a", "b", "c"))
+    assert "lower_bounds" not in manifest(tmp_path)
+    # a process that was killed after its first result has left them; the next one sees it
+    (tmp_path / MANIFEST).write_text(json.dumps({**manifest(tmp_path), "lower_bounds": content}))
     fill(output(tmp_path), cases("a", "b", "c"))
     assert "lower_bounds" not in manifest(tmp_path)
 

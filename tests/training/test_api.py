@@ -78,9 +78,13 @@ def test_samplers_keep_the_keys_that_make_them_options():
 def test_messages_of_an_earlier_call_stay_out_of_a_later_log(overrides, tmp_path):
     with logging_of_a_call():
         logging.getLogger("medconv").info("of another data set")
-    config = medconv.compose(overrides, run__dir=str(tmp_path / "later"))
-    medconv.train(config)
-    assert "of another data set" not in (tmp_path / "later/train.log").read_text()
+    with logging_of_a_call(of_a_later_run=True):
+        logging.getLogger("medconv").info("of its config")
+    with logging_of_a_call():
+        logging.getLogger("medconv").info("of another data set")
+    medconv.train(overrides, run__dir=str(tmp_path / "later"))
+    content = (tmp_path / "later/train.log").read_text()
+    assert "of another data set" not in content and "of its config" in content
 
 
 def test_a_run_gives_its_result_and_is_not_trained_twice(overrides):

@@ -73,7 +73,7 @@ def size_for_time(
         step = measured_step(name)
         size_plan = plans[name]
         if step is None or size_plan is None:
-            return None if step is None else step.seconds
+            return None if step is None else math.inf
         return step.seconds * batches_per_step(config, size_plan.batch_size)
 
     grids = {name: f"{size_text(plan.spacing_mm, 3)} mm" for name, plan in plans.items() if plan is not None}

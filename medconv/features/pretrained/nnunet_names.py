@@ -34,7 +34,11 @@ def by_our_names(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dic
 
 def with_our_axes(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dict[str, Tensor]:
     """The tensors of nnU-Net's network by its own names. Args: axes: as of `unet_weights`."""
-    return {name: _with_our_axes(value, axes) for name, value in tensors.items()}
+    turned = {}
+    for name, value in tensors.items():
+        is_kernel = value.ndim > 2 and any(pattern.search(name) for pattern in (_CONV, _BLOCK, _UP, _HEAD))
+        turned[name] = _with_our_axes(value, axes) if is_kernel else value
+    return turned
 
 
 def has_nnunet_names(tensors: Mapping[str, Tensor]) -> bool:

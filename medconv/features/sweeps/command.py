@@ -32,12 +32,12 @@ def run_command(options: argparse.Namespace) -> int:
 
     start_logging()
     flags = compose.hydra_flags(options.overrides, "medconv sweep", options.package)
-    flags.multirun = True
     if flags.only_shows:
         from medconv.cli.show import show
 
         show(flags)
         return DONE
+    flags.multirun = True
     return _run(compose.Composer(flags))
 
 

@@ -63,6 +63,8 @@ def _laid_out_as_parameters(optimizer: Optimizer) -> None:
     Kernels over all parameters at once pair what lies at one place in memory, whatever its index.
     """
     for parameter, state in optimizer.state.items():
+        if not isinstance(parameter, Tensor):  # an optimizer may keep more
+            continue
         for name, value in state.items():
             is_like = isinstance(value, Tensor) and value.shape == parameter.shape
             if is_like and not isinstance(value, DTensor) and value.stride() != parameter.stride():

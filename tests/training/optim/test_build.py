@@ -15,6 +15,7 @@ from medconv.config import ConfigError, TrainerConfig
 from medconv.models.freeze import check_factors, freeze
 from medconv.training.optim import lr_schedulers
 from medconv.training.optim.build import (
+    _made,
     build_optimizer,
     knows_progress,
     schedule_class,
@@ -51,6 +52,17 @@ def test_loaded_states_are_laid_out_as_their_parameters(node):
     expected, _ = stepped(torch.contiguous_format, first, seed=2)
     actual, _ = stepped(torch.channels_last_3d, first, seed=2)
     torch.testing.assert_close(actual["weight"].contiguous(), expected["weight"], rtol=1e-4, atol=1e-6)
+
+
+def test_an_optimizer_may_keep_more_than_states_of_parameters():
+    class Counting(torch.optim.SGD):
+        def __init__(self, parameters, lr=0.1):
+            super().__init__(parameters, lr=lr)
+            self.state["all"] = {"steps": 3}
+
+    made = _made(Counting, [nn.Parameter(torch.zeros(2))])
+    made.load_state_dict(made.state_dict())
+    assert made.state["all"] == {"steps": 3}
 
 
 def trainer(precision="bf16-mixed", clips=1.0, strategy="auto"):

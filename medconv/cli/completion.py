@@ -36,8 +36,8 @@ def complete(arguments: Sequence[str], commands: Mapping[str, tuple[str, str]]) 
             print("\n".join(flag for flag in parser._option_string_actions if flag.startswith("--")))
         else:
             # Hydra expects the line of a program without subcommands and without our flags.
-            overrides = [word for word in typed.split(" ")[:-1] if "=" in word and not word.startswith("-")]
-            os.environ["COMP_LINE"] = " ".join([words[0], *overrides, begun])
+            keys = filter(compose.is_key_value, typed.split(" ")[:-1])
+            os.environ["COMP_LINE"] = " ".join([words[0], *keys, begun])
             _let_hydra_answer(arguments)
     return DONE
 

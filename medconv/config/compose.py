@@ -94,9 +94,13 @@ _HYDRAS_WORDS = ("null", "true", "false", "inf", "nan")
 _ESCAPED_IN_KEYS = re.compile(r"([\\()\[\]{}:=,\s])")
 
 
+def is_key_value(argument: str) -> bool:
+    return "=" in argument and not argument.startswith("-")
+
+
 def place_of_keys(arguments: Sequence[str]) -> slice:
     """Where the keys stand in arguments, among which Hydra wants them in a row; at the end without any."""
-    places = [n for n, argument in enumerate(arguments) if "=" in argument and not argument.startswith("-")]
+    places = [n for n, argument in enumerate(arguments) if is_key_value(argument)]
     return slice(places[0], places[-1] + 1) if places else slice(len(arguments), len(arguments))
 
 

@@ -133,7 +133,7 @@ def nnunet(root: str | Path) -> Dataset:
 
 
 def channel_of(path: Path, num_channels: int) -> int | None:
-    """The channel of a file `CASE_0000`, `CASE_0001`, ...; None: its name is not of this form."""
+    """The channel of a file `CASE_0000`, `CASE_0001`, ...; None: its name says none of these channels."""
     match = _CHANNEL.match(stem(path))
     number = int(match["channel"]) if match else num_channels
     return number if number < num_channels else None
@@ -141,12 +141,8 @@ def channel_of(path: Path, num_channels: int) -> int | None:
 
 def missing_numbers(files: Sequence[Path], num_channels: int) -> tuple[int, ...]:
     """The channels that no file has, `CASE_0000`, `CASE_0001`, ...; empty if there are too many files."""
-    numbers = set()
-    for path in files:
-        match = _CHANNEL.match(stem(path))
-        numbers.add(int(match["channel"]) if match else num_channels)
-    expected = set(range(num_channels))
-    return tuple(sorted(expected - numbers)) if numbers <= expected else ()
+    numbers = {channel_of(path, num_channels) for path in files}
+    return () if None in numbers else tuple(sorted(set(range(num_channels)).difference(numbers)))
 
 
 def _below(folder: Path, text: str) -> Path:

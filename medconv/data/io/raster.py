@@ -26,8 +26,8 @@ PIXEL_MM = (1.0, 1.0)  # a picture's, for want of another
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 # What Pillow raises for damaged files
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, LookupError, MemoryError, struct.error, zlib.error)
-# Types of grey values by Pillow's mode
 _TRANSPARENT = "partly transparent, expected opaque pixels; save it without alpha"
+# Types of grey values by Pillow's mode
 _GREY = {
     "1": np.uint8,
     "L": np.uint8,

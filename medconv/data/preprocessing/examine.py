@@ -20,7 +20,7 @@ from medconv.data.io.label_values import contradictions
 from medconv.data.io.raster import are_picture_channels, is_picture, turn_doubts
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
-from medconv.data.preprocessing.value_bands import even_step, percentiles
+from medconv.data.preprocessing.value_bands import even_step, percentiles, sampled
 from medconv.metrics.dice import value_counts
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text
@@ -145,12 +145,6 @@ def note_content(image: np.ndarray, report: CaseReport, is_cropped: bool = True)
         for channel in canonical:
             digest.update(np.ascontiguousarray(channel).data)  # a copy of turned axes alone
         report.content = digest.hexdigest()
-
-
-def sampled(image: np.ndarray, count: int) -> np.ndarray:
-    """Voxels spread evenly over the image: (channels, X, Y, Z) -> (channels, about `count`)."""
-    flat = image.reshape(len(image), -1)
-    return flat[:, :: even_step(flat.shape[1], count)].copy()
 
 
 def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:

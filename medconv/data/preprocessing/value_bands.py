@@ -24,11 +24,14 @@ def percentiles(image: np.ndarray, missing: Sequence[int] = ()) -> tuple[tuple[f
 
     Shape: (channels, *spatial) -> (channels, percentiles).
     """
-    voxels = image.reshape(len(image), -1)
-    rows = np.percentile(
-        voxels[:, :: even_step(voxels.shape[1], _SAMPLES)].astype(np.float64), PERCENTILES, axis=1
-    ).T
+    rows = np.percentile(sampled(image, _SAMPLES).astype(np.float64), PERCENTILES, axis=1).T
     return tuple(() if channel in missing else tuple(row) for channel, row in enumerate(rows.tolist()))
+
+
+def sampled(image: np.ndarray, count: int) -> np.ndarray:
+    """Voxels spread evenly over the image: (channels, *spatial) -> (channels, about `count`)."""
+    flat = image.reshape(len(image), -1)
+    return flat[:, :: even_step(flat.shape[1], count)].copy()
 
 
 def even_step(voxels: int, count: int) -> int:

@@ -11,15 +11,10 @@ from medconv.data.case_files import image_of
 from medconv.data.io.grids import on_grid, rounding_doubts, to_canonical
 from medconv.data.io.images import read_image
 from medconv.data.loading.patch_dataset import Opaque
-from medconv.data.preprocessing.examine import (
-    CaseReport,
-    header_doubts,
-    note_content,
-    sampled,
-    samples_per_case,
-)
+from medconv.data.preprocessing.examine import CaseReport, header_doubts, note_content, samples_per_case
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, resampled_shape
 from medconv.data.preprocessing.resampling import zoom
+from medconv.data.preprocessing.value_bands import sampled
 from medconv.features.continuous.targets import ContinuousTargets, scale_of
 
 _FAR_SPREAD = 5  # times the standard deviation of the image, or a fifth of it, is another quantity

@@ -11,13 +11,13 @@ from yaml import YAMLError
 
 from medconv.config import flatten
 from medconv.config.values import from_yaml
-from medconv.data.datasets.common import read_json
+from medconv.data import splits
+from medconv.inference.load import MOVED_ASIDE
 from medconv.metrics.dice import ClassScores
 from medconv.training import identity
 from medconv.training.identity import FREE
 from medconv.training.run_dir import RunDir, config_text
 
-_MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # old runs, renamed by run.resume=never
 _NUMBER = re.compile(r"[0-9]{1,4}")
 # keys whose values may differ between the folds of one cross-validation
 PER_FOLD = (
@@ -111,8 +111,8 @@ class Fold:
             count = int(self.values["data.num_folds"])
         else:
             try:
-                count = len(read_json(Path(splits_file)))
-            except (ValueError, TypeError):
+                count = len(splits.folds_of_file(Path(splits_file)))
+            except ValueError:
                 return None
         return [str(number) for number in range(count)]
 
@@ -125,7 +125,7 @@ def read_folds(runs: Path) -> Iterator[Fold]:
     """
     for path in sorted(runs.iterdir()) if runs.is_dir() else []:
         config_path = path / "config.yaml"
-        if not config_path.is_file() or _MOVED_ASIDE.search(path.name):
+        if not config_path.is_file() or MOVED_ASIDE.search(path.name):
             continue
         config = _read_config(config_path)
         values = flatten(config)

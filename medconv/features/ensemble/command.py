@@ -92,11 +92,9 @@ def _check(options: argparse.Namespace, config: RunConfig) -> None:
         raise ValueError("--folds needs a number of members, got --members auto")
     if options.folds and not str(config.data.fold).isdecimal():
         raise ValueError(f"--folds needs the number of a fold, got data.fold={config.data.fold}")
-    if options.folds and int(number) > num_folds(config):
+    if options.folds and int(number) > (count := num_folds(config)):
         setting = config.data.splits_file or "data.num_folds"
-        raise ValueError(
-            f"--members {number} --folds: there are {num_folds(config)} folds; {setting} sets them"
-        )
+        raise ValueError(f"--members {number} --folds: there are {count} folds; {setting} sets them")
     launcher = cluster.launcher()
     if launcher is not None:
         raise ValueError(f"its members start their own processes; run it without {launcher.name}")

@@ -57,6 +57,7 @@ def members_of(
         arguments: of the command, without its own options.
         folds: whether each validates another fold.
     """
+    fold_count = num_folds(config) if folds else 0
     one_device = ["trainer.devices=1"] if len(devices_of(config)) > 1 else []
     members = []
     for index in range(count):
@@ -64,7 +65,7 @@ def members_of(
         run_dir = QuotedString(str(path), Quote.single).with_quotes()
         own = [f"run.dir={run_dir}", f"seed={config.seed + index}", *one_device]
         if folds:
-            own.append(f"data.fold={(int(config.data.fold) + index) % num_folds(config)}")
+            own.append(f"data.fold={(int(config.data.fold) + index) % fold_count}")
         members.append(Member(index + 1, RunDir(path, folder.resume), with_keys(arguments, own)))
     return members
 

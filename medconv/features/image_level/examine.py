@@ -3,7 +3,8 @@
 import numpy as np
 
 from medconv.data.case import Case, Dataset
-from medconv.data.preprocessing.examine import CaseReport, note_content, sampled, samples_per_case
+from medconv.data.preprocessing.examine import CaseReport, note_content, samples_per_case
+from medconv.data.preprocessing.value_bands import sampled
 from medconv.features.image_level.targets import ImageLevelTargets
 
 

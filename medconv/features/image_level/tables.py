@@ -179,13 +179,13 @@ def _values_of(
             raise ValueError(f"{position}: case {case} is there twice")
         cells = {column: "" if is_missing(row[column], targets.names) else row[column] for column in columns}
         lacks = [not cell for cell in cells.values()]
-        if all(lacks) or (any(lacks) and not targets.takes_missing):
+        parsed: tuple[float, ...] = ()
+        if not any(lacks) or (targets.takes_missing and not all(lacks)):
+            parsed = _parsed(targets, cells, columns, position)
+        if all(map(math.isnan, parsed)):  # missing ones may have a number, such as -1
             unlabelled[case] = None
         else:
-            values[case] = _parsed(targets, cells, columns, position)
-            if all(map(math.isnan, values[case])):  # missing ones may have a number, such as -1
-                del values[case]
-                unlabelled[case] = None
+            values[case] = parsed
     return values, tuple(unlabelled)
 
 

@@ -9,8 +9,9 @@ import torch
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import shape_and_affine
-from medconv.data.preprocessing.examine import CaseReport, note_content, sampled, samples_per_case
+from medconv.data.preprocessing.examine import CaseReport, note_content, samples_per_case
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, content_box, resampled_shape
+from medconv.data.preprocessing.value_bands import sampled
 from medconv.features.landmarks.points import read_array
 from medconv.features.landmarks.targets import LandmarkTargets
 

@@ -47,26 +47,19 @@ def planned_as(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return {}
     _, metadata = read(path)
-    derived = derived_values(metadata)
-    if derived is None:
+    derived = config_group(metadata, "derived")
+    if not derived:
         return {}
     # Checkpoints without a size are older than sizes; all networks were as `full` has them.
     size = str(derived.get("size") or "full")
     return {"size": size, "slice_axis": derived.get("slice_axis")}
 
 
-def conv_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The group `conv` of a checkpoint's config; empty: other files have none."""
+def config_group(metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A group of a checkpoint's config, such as `conv`; empty: other files have none."""
     config = metadata.get("config")
-    conv = config.get("conv") if isinstance(config, Mapping) else None
-    return conv if isinstance(conv, Mapping) else {}
-
-
-def derived_values(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The group `derived` of a checkpoint's config; None: other files have none."""
-    config = metadata.get("config")
-    derived = config.get("derived") if isinstance(config, Mapping) else None
-    return derived if isinstance(derived, Mapping) else None
+    group = config.get(name) if isinstance(config, Mapping) else None
+    return group if isinstance(group, Mapping) else {}
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:

@@ -366,20 +366,18 @@ class ValidationBudget:
         if self._num_batches is None or self.seconds_each is None:
             return
         batch_seconds = self.seconds_each / self._num_batches
-        fitting = int(self._MAX_SHARE_OF_LAST * self._run_seconds / max(batch_seconds, 1e-6))
+        fitting = self._fitting(batch_seconds)
         if fitting > self._num_batches:
             self.seconds_each = batch_seconds * fitting
             self._num_batches = fitting
             self._num_of_all = None
 
     def _choose_num_batches(self, trainer: Trainer, batch_seconds: float) -> None:
-        """Rank 0's answer counts."""
-        # A resumed run validates as many as before, so that its scores can be compared
+        """Rank 0's answer counts. A resumed run keeps its number, so that its scores can be compared."""
         if self._validates_all or self._num_batches is not None:
             return
         (all_batches,) = trainer.num_val_batches
-        fitting = max(1, int(self._MAX_SHARE_OF_LAST * self._run_seconds / max(batch_seconds, 1e-6)))
-        fitting = trainer.strategy.broadcast(fitting)
+        fitting = trainer.strategy.broadcast(self._fitting(batch_seconds))
         if fitting >= all_batches:
             return
         self._num_batches = fitting
@@ -391,6 +389,10 @@ class ValidationBudget:
             self._run_seconds,
             fitting,
         )
+
+    def _fitting(self, batch_seconds: float) -> int:
+        """How many batches the last validation may take; at least one."""
+        return max(1, int(self._MAX_SHARE_OF_LAST * self._run_seconds / max(batch_seconds, 1e-6)))
 
     def limit_batches(self, trainer: Trainer) -> None:
         """Makes Lightning validate the chosen number of batches; on other ranks the same ones."""

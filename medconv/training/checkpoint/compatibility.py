@@ -79,9 +79,6 @@ def _check_below(reached: int, limit: int, unit: str, setting: str) -> None:
         )
 
 
-FSDP = "fsdp"
-
-
 def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: str) -> None:
     """Raises: ValueError: names or sizes of the weights differ from this module's; names the first ones."""
     saved = content["state_dict"]
@@ -130,7 +127,7 @@ def check_same_sharding(content: Mapping[str, Any], strategy: str, setting: str)
     Raises: ValueError: only this run, or only that of the checkpoint, has FSDP.
     """
     saved_strategy = content["medconv"]["config"].get("trainer", {}).get("strategy")
-    if FSDP in (saved_strategy, strategy) and saved_strategy != strategy:
+    if "fsdp" in (saved_strategy, strategy) and saved_strategy != strategy:
         raise _differs(setting, "trainer.strategy", saved_strategy, strategy)
 
 

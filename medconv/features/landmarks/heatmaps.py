@@ -143,26 +143,52 @@ def drawn(voxels: np.ndarray, sigma: np.ndarray, shape: tuple[int, ...]) -> np.n
 def peaks(heatmaps: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each heatmap is highest, between voxels, and how high.
 
-    Shape: (n, *spatial) -> (n, axes), (n,). The centre of mass around the highest voxel.
+    Shape: (n, *spatial) -> (n, axes), (n,). The centre of mass around the highest voxel; along an axis on
+    which the image ends there, the centre of a Gaussian of the heatmaps' width.
     """
     places = np.empty((len(heatmaps), heatmaps.ndim - 1))
     heights = np.empty(len(heatmaps))
     for number, heatmap in enumerate(heatmaps):
-        highest = np.unravel_index(int(heatmap.argmax()), heatmap.shape)
+        highest = tuple(int(index) for index in np.unravel_index(int(heatmap.argmax()), heatmap.shape))
         heights[number] = heatmap[highest]
-        box = []
-        for index, width, size in zip(highest, sigma, heatmap.shape, strict=True):
-            # as far to both sides, also at the edge of the image: else the centre would be drawn inwards
-            reach = min(math.ceil(_REACH * width), max(1, min(int(index), size - 1 - int(index))))
-            box.append(slice(max(0, int(index) - reach), int(index) + reach + 1))
-        window = heatmap[tuple(box)].astype(np.float64)
+        places[number] = highest
+        if heights[number] <= 0:
+            continue
+        reaches = [math.ceil(_REACH * width) for width in sigma]
+        box = tuple(
+            slice(max(0, index - reach), index + reach + 1)
+            for index, reach in zip(highest, reaches, strict=True)
+        )
+        window = heatmap[box].astype(np.float64)
         window = np.where(window >= _FAINT * heights[number], window, 0)
-        total = window.sum()
         for axis, part in enumerate(box):
-            line = window.sum(tuple(other for other in range(window.ndim) if other != axis))
-            indices = np.arange(part.start, part.start + len(line))
-            places[number, axis] = (indices * line).sum() / total if total > 0 else int(highest[axis])
+            if window.shape[axis] == 2 * reaches[axis] + 1:
+                line = window.sum(tuple(other for other in range(window.ndim) if other != axis))
+                places[number, axis] = (np.arange(part.start, part.stop) * line).sum() / window.sum()
+            else:  # the mass lacks what would be beyond the edge
+                through = tuple(
+                    slice(None) if other == axis else index - box[other].start
+                    for other, index in enumerate(highest)
+                )
+                line = window[through]
+                places[number, axis] += _centre(line, highest[axis] - part.start, sigma[axis])
     return places, heights
+
+
+def _centre(line: np.ndarray, highest: int, width: float) -> float:
+    """Where a Gaussian of this width has its centre, counted from the highest value, at most half a voxel off.
+
+    The logarithm of such a line and x^2 / (2 width^2) add up to a straight line of slope centre / width^2.
+    Shape: (n,).
+    """
+    indices = np.flatnonzero(line)
+    offsets = indices - highest
+    heights = np.log(line[indices]) + offsets**2 / (2 * width**2)
+    weights = line[indices] ** 2  # where it is high, noise hardly changes its logarithm
+    centred = offsets - np.average(offsets, weights=weights)
+    spread = (weights * centred**2).sum()
+    slope = (weights * centred * heights).sum() / spread if spread > 0 else 0.0
+    return float(np.clip(slope * width**2, -0.5, 0.5))
 
 
 def settings(targets: LandmarkTargets) -> Any:

@@ -148,6 +148,14 @@ def test_a_peak_lies_where_the_point_is_between_voxels(reoriented, direction):
     assert heights[2] == 0
 
 
+@pytest.mark.parametrize("place", [-0.4, 0.0, 0.3, 1.2, 9.0, 9.4])
+def test_a_peak_at_the_edge_is_not_drawn_inwards(place):
+    sigma = np.array([3.0, 3.0, 1.0])
+    at_edges = np.array([[59 - place, 30.2, place], [place, place, 4.3]])
+    heights = heatmaps.drawn(at_edges, sigma, (60, 60, 10)) + np.float16(1e-3)
+    np.testing.assert_allclose(heatmaps.peaks(heights, sigma)[0], at_edges, atol=0.05)
+
+
 WRONG = {
     "twice": (
         '{"markups": [{"controlPoints": [POINT, POINT]}]}',

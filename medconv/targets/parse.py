@@ -1,6 +1,7 @@
 """Segmentation targets from a dataset.json or from the config: classes, overlapping regions, ignore label."""
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -13,6 +14,7 @@ from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError
 
+log = logging.getLogger(__name__)
 IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
 NamesAndTargets = tuple[tuple[str, ...], SegmentationTargets]  # class names with the background first
 Regions = dict[str, tuple[int, ...]]  # name to its label values
@@ -51,6 +53,7 @@ def region_targets(
             source.order,
             f" must give each of {list(regions)} a label value of its own, one that lies in it, got {order}",
         )
+    _check_come_back(regions, order, source)
     return RegionTargets(
         names=tuple(regions),
         values=tuple(regions.values()),
@@ -69,6 +72,32 @@ def _is_order_of(order: Any, regions: Regions) -> bool:
         return False
     pairs = zip(order, regions.values(), strict=True)
     return all(value in region for value, region in pairs)
+
+
+def _check_come_back(regions: Regions, order: Sequence[int], source: Source) -> None:
+    """What regions write is again in them; a warning of those of which a part is not.
+
+    Raises: ValueError: a region is nowhere in a label map, even where the prediction is perfect.
+    """
+    written = {}  # by label value; later regions write over earlier ones
+    for value, values in zip(order, regions.values(), strict=True):
+        written |= dict.fromkeys(values, value)
+    for name, values in regions.items():
+        lost = [value for value in values if written[value] not in values]
+        problem = f" {list(order)} of {list(regions)} writes over {name}"
+        if len(lost) == len(values):
+            raise source.error(
+                source.order,
+                f":{problem} wherever it is, so that no prediction has it; name large regions first, those "
+                "within them after them",
+            )
+        if lost:
+            log.warning(
+                "%s:%s where the label value is %s: there it is missing in predictions and their scores",
+                source.path or source.order,
+                problem,
+                " or ".join(map(str, lost)),
+            )
 
 
 def check_values(

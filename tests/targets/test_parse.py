@@ -148,3 +148,29 @@ def test_an_order_without_one_value_per_region_is_refused(tmp_path, order):
         ValueError, match=r"regions_class_order must give each of \['lesion', 'small'\] a label value"
     ):
         nnunet(root)
+
+
+INNER_FIRST = {"e": 3, "c": [2, 3], "w": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("regions", "order", "expected"),
+    [
+        (
+            INNER_FIRST,
+            [3, 2, 1],
+            r"dataset\.json: regions_class_order: \[3, 2, 1\] .* writes over e wherever it",
+        ),
+        ({"x": [1, 3], "y": [2, 3]}, [1, 2], "writes over x where the label value is 3"),
+        (dict(reversed(INNER_FIRST.items())), [1, 2, 3], None),
+    ],
+)
+def test_a_region_that_no_label_map_can_hold_is_named(tmp_path, caplog, regions, order, expected):
+    labels = {"background": 0, **regions}
+    root = edit_json(write_nnunet(tmp_path), labels=labels, regions_class_order=order)
+    if expected and "wherever" in expected:
+        with pytest.raises(ValueError, match=expected):
+            nnunet(root)
+    else:
+        assert nnunet(root).targets.order == tuple(order)
+        assert (expected or "") in caplog.text and bool(expected) == bool(caplog.text)

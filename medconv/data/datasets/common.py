@@ -12,7 +12,14 @@ from typing import Any
 from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
-from medconv.data.io.label_values import Names, check_several_values, names_of, relabel_by_name, relabel_of
+from medconv.data.io.label_values import (
+    Names,
+    check_one_numbering,
+    check_several_values,
+    names_of,
+    relabel_by_name,
+    relabel_of,
+)
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
@@ -121,12 +128,13 @@ def build_dataset(
     elif pictures:
         relabel = relabel_of(pictures)
         cases = [replace(case, relabel=relabel or case.relabel) for case in cases]
-    if targets is None or isinstance(targets, LabelMapTargets):
-        ignore = None if targets is None else targets.ignore
-        files = {case.id: case.label for case in cases}
-        names = names_of(files) if label_names is None else label_names
-        relabels = relabel_by_name(files, names, class_names, ignore) if names else {}
+    files = {case.id: case.label for case in cases}
+    names = names_of(files) if label_names is None else label_names
+    if names and (targets is None or isinstance(targets, LabelMapTargets)):
+        relabels = relabel_by_name(files, names, class_names, None if targets is None else targets.ignore)
         cases = [replace(case, relabel=relabels.get(case.id, case.relabel)) for case in cases]
+    elif names:  # regions are of values, which may have no name of their own
+        check_one_numbering(files, names, class_names)
     counts = Counter(case.id for case in cases)
     repeated = sorted(case_id for case_id, count in counts.items() if count > 1)
     if repeated:

@@ -132,7 +132,8 @@ def relabel_by_name(
     values = {_key(name): value for value, name in enumerate(class_names) if value and name}
     unknown = {_key(name) for of_file in names.values() for name in of_file.values()} - set(values)
     if unknown and not any(_key(name) in values for of_file in names.values() for name in of_file.values()):
-        _check_one_numbering(files, names, class_names)
+        check_one_numbering(files, names, class_names)
+        _say_matched_by_number(names, class_names)
         return {}
     problems: list[str] = []
     relabels: dict[str, Relabel] = {}
@@ -176,10 +177,10 @@ def relabels(
     return {case: by_name.get(case, of_all) for case in files}
 
 
-def _check_one_numbering(
+def check_one_numbering(
     files: Mapping[str, Path | None], names: Mapping[str, Names], class_names: Sequence[str]
 ) -> None:
-    """Files in other words than `class_names`, with a warning: values count if all files agree on them.
+    """All files agree on the names of their values, which need not be `class_names`.
 
     Raises: ValueError: a name has two values, or a value has two names.
     """
@@ -195,6 +196,9 @@ def _check_one_numbering(
                 problems.append(f"{files[case]}: {value} is {name!r}, but not in {other}")
     if problems:
         raise ValueError(_contradiction(problems, class_names))
+
+
+def _say_matched_by_number(names: Mapping[str, Names], class_names: Sequence[str]) -> None:
     stated = next(of_file for of_file in names.values() if of_file)
     if any(class_names):
         log.warning(

@@ -4,6 +4,8 @@ A picture is an image of one slice with 1 mm pixels; its position is unknown. Th
 the second down, and it shows a patient as viewers of DICOM do: rows go to the left, columns to posterior.
 """
 
+import math
+import re
 import struct
 import threading
 import zlib
@@ -43,6 +45,12 @@ _PILLOWS_LIMIT = threading.Lock()  # of the program's threads, some read picture
 _IMAGE_WIDTH = 256  # TIFF tag
 _SAMPLE_FORMAT = 339  # TIFF tag: 1 unsigned, 2 signed
 _SIGNED = 2
+_SAMPLES_PER_PIXEL = 277  # TIFF tag
+_IMAGE_DEPTH = 32997  # TIFF tag: slices of a volume
+_DESCRIPTION = 270  # TIFF tag
+_SPREAD = {"L;2": 85, "L;4": 17}  # by Pillow: values of 2 and 4 bits, over 0 to 255
+_TIFF_BEGINS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_ALLOWED = "8 or 16 bits without a sign, 32 bits with one, or float32; in colour 8 bits"
 _PHOTOMETRIC = 262  # TIFF tag: 0 where the lowest value is white
 _WHITE_IS_ZERO = 0
 # Masks that all hold 0 and the same value from here on, for example 255, have one class
@@ -141,8 +149,17 @@ def read_mask(path: Path) -> np.ndarray:
         pixels = np.asarray(image)  # palette indices
     else:
         pixels = _grey_values(path, _pixels(path, image))
+        if image.mode == "L":
+            pixels = pixels // _spread(path)
     _check_mask_values(path, pixels)
     return pixels.T[:, :, None]
+
+
+def _spread(path: Path) -> int:
+    """By how much Pillow multiplies grey values that have fewer bits than it has."""
+    with _opened(path) as image:
+        raw_modes = [str(tile[3] if isinstance(tile[3], str) else tile[3][0]) for tile in image.tile]
+    return _SPREAD.get(raw_modes[0].removesuffix("I"), 1) if raw_modes else 1
 
 
 def _grey_values(path: Path, pixels: np.ndarray) -> np.ndarray:
@@ -231,7 +248,11 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     nifti.check_readable(path)
     # Not by its name, by which Pillow maps uncompressed pixels, in the wrong order if a TIFF is turned
     with path.open("rb") as file:
-        with explained(f"{path}: not a readable PNG, JPEG, TIFF or GIF file", *_DAMAGED), _of_any_size():
+        problem = f"{path}: not a readable PNG, JPEG, TIFF or GIF file"
+        if file.read(4) in _TIFF_BEGINS:
+            problem += f", or a TIFF of other values than {_ALLOWED}"
+        file.seek(0)
+        with explained(problem, *_DAMAGED), _of_any_size():
             image = Image.open(file, formats=("PNG", "JPEG", "TIFF", "GIF"))
         nifti.check_memory(path, image.size)
         with image:
@@ -256,13 +277,15 @@ def _upright(path: Path) -> Image.Image:
     """
     problem = f"{path}: damaged or truncated, its pixels cannot be read"
     with _opened(path) as image, explained(problem, *_DAMAGED):
-        num_pages = getattr(image, "n_frames", 1)
-        if num_pages == 1:
+        num_pages = max(getattr(image, "n_frames", 1), _pages_in_one(image))
+        tags = getattr(image, "tag_v2", {})  # of a TIFF
+        num_samples = tags.get(_SAMPLES_PER_PIXEL, 0)
+        lacks_samples = num_samples > len(image.getbands())
+        if num_pages == 1 and not lacks_samples:
             has_lost_bits = _loses_bits(image)  # before loading: Pillow then forgets the tiles
             image.load()
             upright = ImageOps.exif_transpose(image)
             changed = "16 bits in colour or with alpha" if has_lost_bits else _changed_values(image)
-            tags = getattr(image, "tag_v2", {})  # of a TIFF
             if image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
                 # As Pillow itself does with 8 bits
                 upright = Image.fromarray(65535 - np.asarray(upright).astype(np.uint16))
@@ -270,10 +293,27 @@ def _upright(path: Path) -> Image.Image:
         raise ValueError(
             f"{path}: {num_pages} pages, expected one picture; save each page, or a volume as NIfTI"
         )
+    if lacks_samples:
+        raise ValueError(
+            f"{path}: {num_samples} values for each pixel, expected grey, red-green-blue, or these with alpha"
+        )
     if changed:
-        allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point; in colour 8 bits"
-        raise ValueError(f"{path}: values of {changed}, which cannot be read; expected {allowed}")
+        raise ValueError(f"{path}: values of {changed}, which cannot be read; expected {_ALLOWED}")
     return upright
+
+
+def _pages_in_one(image: Image.Image) -> int:
+    """How many pages a TIFF says to have whose programs write them one after another into the first one."""
+    tags = getattr(image, "tag_v2", {})
+    pages = [int(tags.get(_IMAGE_DEPTH, 1))]
+    description = str(tags.get(_DESCRIPTION, ""))
+    if description.startswith("ImageJ="):
+        pages += map(int, re.findall(r"^images=(\d+)\s*$", description, re.MULTILINE))
+    elif described := re.match(r'\{"shape": \[([\d, ]+)\]', description):  # by tifffile
+        values = math.prod(int(size) for size in described[1].split(","))
+        samples = int(tags.get(_SAMPLES_PER_PIXEL, 1))
+        pages.append(values // (image.width * image.height * samples))
+    return max(pages)
 
 
 def _loses_bits(image: Image.Image) -> bool:

@@ -211,7 +211,8 @@ def _frame_elements(elements: _Elements, number: int) -> _Elements:
     # Slices, since a classic file has neither; later groups override earlier ones
     for group in (*shared[:1], *per_frame[number : number + 1]):
         for macro in group:
-            if macro.VR == "SQ" and macro.value:
+            # Philips repeats public elements with other values in a private copy of classic headers
+            if macro.VR == "SQ" and macro.value and not macro.tag.is_private:
                 macro_elements = {element.keyword: element.value for element in macro.value[0]}
                 frame_elements.update(macro_elements)
     return frame_elements

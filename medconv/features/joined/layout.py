@@ -158,8 +158,7 @@ def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
         names = [modality.strip().lower() for modality in dataset.modalities]
         # Spelling is free, but CT, for example, has a unit that normalisation uses
         has_same_kinds = normalisation_for(None, names) == normalisation_for(None, expected_names)
-        has_other_order = names != expected_names and sorted(names) == sorted(expected_names)
-        if not has_same_kinds or has_other_order:
+        if not has_same_kinds or _has_other_order(names, expected_names):
             raise ArgumentError(
                 f"entries.{name}",
                 f": its channels are {', '.join(dataset.modalities)}; ",
@@ -167,6 +166,12 @@ def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
                 f" has {', '.join(expected)}; expected the same, in the same order, in all",
             )
     return expected
+
+
+def _has_other_order(names: Sequence[str], expected: Sequence[str]) -> bool:
+    """Whether a channel is called as another one of the other dataset; repeated names say nothing."""
+    once = {name for name in names if names.count(name) == expected.count(name) == 1}
+    return any(name in once and name != there for name, there in zip(names, expected, strict=False))
 
 
 def _renumbered_cases(

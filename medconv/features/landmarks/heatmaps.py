@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from medconv.data.case import Case, Dataset, Grid
+from medconv.data.io import raster
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import shape_and_affine
 from medconv.data.preprocessing.examine import CaseReport, note_content, samples_per_case
@@ -35,7 +36,8 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
         return
     if np.isnan(positions).all():
         report.warnings.append(f"{case.label}: has none of the points; it is trained on as such")
-    voxels = voxels_of(positions, grid)[:, : 2 if report.flat else 3]
+    # a picture has no position across it
+    voxels = voxels_of(positions, grid)[:, : 2 if raster.is_picture(case.images[0]) else 3]
     last = np.array(grid.shape)[: voxels.shape[1]] - 1
     beyond = [bool(row.any()) for row in (voxels < -0.5) | (voxels > last + 0.5)]
     in_margin = _in_margin(image, voxels)
@@ -176,7 +178,7 @@ def peaks(heatmaps: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _centre(line: np.ndarray, highest: int, width: float) -> float:
-    """Where a Gaussian of this width has its centre, counted from the highest value, at most half a voxel off.
+    """Where a Gaussian of this width has its centre, from the highest value on: at most half a voxel away.
 
     The logarithm of such a line and x^2 / (2 width^2) add up to a straight line of slope centre / width^2.
     Shape: (n,).

@@ -73,7 +73,8 @@ class Boundary(ShapeTermLoss):
 
     Args:
         weight: of the term.
-        spacing_mm: of the axes; None: voxels are cubes. Coarser heads have the same ratio of axes.
+        spacing_mm: of the axes; None: voxels are cubes. Coarser heads are measured by it, too, even
+            where their strides differ between the axes.
         dice_weight, ce_weight, batch_dice: as of `DiceCrossEntropy`.
     Raises:
         ValueError: a spacing that is not positive numbers.

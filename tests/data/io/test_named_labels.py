@@ -5,9 +5,11 @@ from collections.abc import Mapping
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.volumes import edit_json, write_nnunet
 from nibabel.nifti1 import Nifti1Extension
 
 from medconv.data.case_files import label_of
+from medconv.data.datasets.dataset_json import nnunet
 from medconv.data.datasets.folder import folder
 from medconv.data.io.images import label_names, read_label, stem
 from medconv.data.preprocessing.check import check
@@ -160,6 +162,17 @@ def test_the_table_of_workbench_is_read_by_its_own_code(tmp_path):
     image.header.extensions[:] = [Nifti1Extension(30, extension.content)]
     nib.save(image, path)
     assert label_names(path) == {1: "liver"}
+
+
+def test_names_of_values_within_regions_must_agree(tmp_path):
+    """`core` would be the necrosis of one case and the edema of the other."""
+    names = [{1: "necrosis", 2: "edema"}, {1: "edema", 2: "necrosis"}]
+    root = write_nnunet(tmp_path, len(names))
+    for case, of_case in enumerate(names):
+        save_nifti(root / f"labelsTr/case_{case}.nii.gz", of_case)
+    edit_json(root, labels={"background": 0, "whole": [1, 2], "core": 1}, regions_class_order=[2, 1])
+    with pytest.raises(ValueError, match=r"case_1.nii.gz: 1 is 'edema', but not in .*case_0"):
+        nnunet(root)
 
 
 def test_a_damaged_label_file_leaves_the_others_their_names(tmp_path):

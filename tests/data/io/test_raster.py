@@ -126,6 +126,41 @@ def test_masks_are_read_as_label_values(tmp_path, pixels, expected):
     assert label.dtype == np.int16 and grid.shape == (6, 4, 1)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_values_of_few_bits_are_no_other_labels(tmp_path, bits):
+    """Pillow spreads them over 0 to 255."""
+    values = GREY % 4
+    fields = values.reshape(-1, 8 // bits) if bits == 4 else np.pad(values, ((0, 0), (0, 2))).reshape(-1, 4)
+    shifts = np.arange(8 - bits, -1, -bits)
+    rows = (fields << shifts).sum(1).astype(np.uint8).reshape(4, -1)
+    header = struct.pack(">IIBBBBB", 6, 4, bits, 0, 0, 0, 0)
+    path = png(tmp_path / "m.png", header, rows)
+    np.testing.assert_array_equal(as_seen(read_label(path)[0]), values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "message"),
+    [
+        ((5, 4, 6), {"imagej": True, "truncate": True}, "a.tif: 5 pages, expected one picture"),
+        ((5, 4, 6), {"truncate": True}, "a.tif: 5 pages, expected one picture"),
+        ((5, 16, 16), {"volumetric": True, "tile": (1, 16, 16)}, "a.tif: 5 pages, expected one picture"),
+        (
+            (4, 6, 2),
+            {"planarconfig": "contig", "photometric": "minisblack"},
+            "a.tif: 2 values for each pixel",
+        ),
+        ((4, 6, 5), {"planarconfig": "contig", "photometric": "rgb"}, "a.tif: 5 values for each pixel"),
+        ((4, 6), {"dtype": np.float16}, "or a TIFF of other values than 8 or 16 bits without a sign"),
+    ],
+)
+def test_a_tiff_of_more_than_pillow_shows_is_refused(tmp_path, shape, settings, message):
+    tifffile = pytest.importorskip("tifffile", reason="comes with scikit-image")
+    values = np.arange(np.prod(shape)).reshape(shape).astype(settings.pop("dtype", np.uint8))
+    tifffile.imwrite(tmp_path / "a.tif", values, **settings)
+    with pytest.raises(ValueError, match=message):
+        read_image([tmp_path / "a.tif"])
+
+
 def test_a_palette_is_read_by_index(tmp_path):
     mask = Image.fromarray((GREY // 60).astype(np.uint8), mode="P")
     mask.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
@@ -154,7 +189,10 @@ def deep_png(path, colour_type):
     """Of 16 bits, of which Pillow would read 8: RGB is colour type 2, grey with alpha 4."""
     channels = {2: 3, 4: 2}[colour_type]
     rows = np.full((4, 4 * channels), 300, ">u2")
-    header = struct.pack(">IIBBBBB", 4, 4, 16, colour_type, 0, 0, 0)
+    return png(path, struct.pack(">IIBBBBB", 4, 4, 16, colour_type, 0, 0, 0), rows)
+
+
+def png(path, header, rows):
     chunks = {
         b"IHDR": header,
         b"IDAT": zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)),

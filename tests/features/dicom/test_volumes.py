@@ -410,6 +410,22 @@ def test_jpeg_of_the_same_syntax_with_8_bits_is_read(tmp_path):
     np.testing.assert_allclose(read_array(path)[0][..., 0], ramp.T, atol=3)
 
 
+def test_a_private_copy_of_classic_headers_in_the_frames_says_nothing(tmp_path):
+    """Philips's, whose public elements have other values."""
+    voxels = array()
+    path = dicoms.enhanced(tmp_path / "all.dcm", voxels, [0, 1, 2, 3, 4])
+    expected = read_array(path)
+    header = dicoms.pydicom.dcmread(path)
+    for z, frame in enumerate(header.PerFrameFunctionalGroupsSequence):
+        block = frame.private_block(0x2005, "Philips MR Imaging DD 005", create=True)
+        copy = dicoms.item(ImagePositionPatient=[7, 0, 3 * z], RescaleSlope=1, RescaleIntercept=0)
+        block.add_new(0x0F, "SQ", copy)
+    header.save_as(path)
+    image, grid = read_array(path)
+    np.testing.assert_array_equal(image, expected[0])
+    np.testing.assert_array_equal(grid.matrix, expected[1].matrix)
+
+
 @pytest.mark.parametrize("b_values", [(0,), (0, 800)])
 def test_an_enhanced_file_may_have_its_frames_in_any_order(tmp_path, b_values):
     voxels = array()

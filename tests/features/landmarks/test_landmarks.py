@@ -394,6 +394,11 @@ def test_a_slice_has_two_axes(tmp_path):
     assert summary["val/mre"] < 4
     ((_, _, height),) = Predictor.load(tmp_path / "run")(tmp_path / "data/images/case3.nii.gz")
     assert height == pytest.approx(AFFINE[2, 3])
+    # the points of a volume beside one of its slices
+    dataset = landmarks("images", "slicer", root=str(tmp_path / "data"))
+    write_points(dataset.cases[0].label, {"apex": point + AFFINE[:3, 2]}, "case0")
+    (error,) = examine(dataset.cases[0], dataset).errors
+    assert "apex at" in error and "lies outside of the image" in error
 
 
 def test_mirrored_images_exchange_the_names_of_pairs(tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning import LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.plugins.precision import DoublePrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
@@ -212,7 +212,12 @@ class Task(LightningModule):
                 callback.on_gradient_norm(norm, optimizer)
 
     def configure_model(self) -> None:
-        """Shards the trained modules over the ranks if `trainer.strategy=fsdp`."""
+        """Shards the trained modules over the ranks if `trainer.strategy=fsdp`, or makes them double.
+
+        Lightning makes them double only after it has loaded a checkpoint, which would round its weights.
+        """
+        if isinstance(self.trainer.precision_plugin, DoublePrecision):
+            self.double()
         if isinstance(self.trainer.strategy, ModelParallelStrategy) and not self._sharded:
             assert self.device_mesh is not None
             for module in self.trained:

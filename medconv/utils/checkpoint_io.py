@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -59,6 +59,39 @@ def _warn_of_later(version: str) -> None:
 
 def is_ours(content: Any) -> bool:
     return isinstance(content, dict) and {"medconv", "state_dict"} <= set(content)
+
+
+def save(content: Any, file: BinaryIO) -> None:
+    """As `torch.save`.
+
+    Raises:
+        OSError: it cannot be written; torch raises a RuntimeError without the reason.
+    """
+    recording = _Recording(file)
+    try:
+        torch.save(content, recording)  # type: ignore[arg-type]
+    except Exception:
+        if recording.error is not None:
+            raise recording.error from None
+        raise
+
+
+class _Recording:
+    """A file that remembers the OSError of a failed write."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return int(self._file.write(data))
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 class _Inert:

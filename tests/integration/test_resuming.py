@@ -57,6 +57,11 @@ MANY = {
         "weight_averaging.every=1",
     ],
     "with classes drawn alike": ["sampler=balanced", "data.num_workers=1"],
+    "in double precision": [
+        "trainer.precision=64-true",
+        "weight_averaging.begin=2",
+        "weight_averaging.every=2",
+    ],
     "with computed weights": ["conv=basis", "perf.activation_checkpointing=pointwise"],
 }
 
@@ -64,7 +69,7 @@ MANY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", MANY)
 def test_runs_that_were_killed_often(dataset, tmp_path, how):
-    """Ten configurations, killed ten times each, in training, validation, writing, or starting."""
+    """Eleven configurations, killed ten times each, in training, validation, writing, or starting."""
     settings = [*STEPS, "trainer.max_steps=60", *MANY[how]]
     train(dataset, tmp_path / "whole", settings)
     assert train(dataset, tmp_path / "run", settings, kills=10, seed=len(how)) == 10

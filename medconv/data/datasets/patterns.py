@@ -76,29 +76,43 @@ def below_home(patterns: Sequence[str]) -> tuple[str, ...]:
 
 def is_pattern(path: str | Path) -> bool:
     """Whether a path has `{id}` or `*`."""
-    return _WILDCARD.search(str(path)) is not None
+    text = str(path)
+    return _WILDCARD.search(text, len(_existing(text))) is not None
 
 
 def home(pattern: str | Path) -> Path:
     """The folder of all files of a pattern; a folder itself."""
     text = str(pattern)
-    wildcard = _WILDCARD.search(text)
+    wildcard = _WILDCARD.search(text, len(_existing(text)))
     if wildcard is None:
         return Path(text)
     # A letter in place of the wildcard, since Path drops a slash at the end
     return Path(text[: wildcard.start()] + "x").parent
 
 
+def _existing(text: str) -> str:
+    """The folders at the beginning that are there by just this name, such as `T2*` of MRI: no patterns."""
+    end = 0
+    for slash in re.finditer("/|$", text):
+        if _WILDCARD.search(text, end, slash.start()) and not Path(text[: slash.start()]).is_dir():
+            break
+        end = slash.start()
+    return text[:end]
+
+
 def _glob_pattern(text: str) -> str:
     """The pattern with `*` for `{id}`; other special characters of `glob` are escaped."""
-    texts_between = _WILDCARD.split(text)[::2]
-    return "*".join(escape(between) for between in texts_between)
+    existing = _existing(text)
+    texts_between = _WILDCARD.split(text.removeprefix(existing))[::2]
+    return escape(existing) + "*".join(escape(between) for between in texts_between)
 
 
 def _matcher(text: str) -> re.Pattern[str]:
     """A regular expression for the pattern; its groups, joined, are the case id."""
+    existing = _existing(text)
+    text = text.removeprefix(existing)
     has_id = "{id}" in text
-    expression = ""
+    expression = re.escape(existing)
     for piece in _WILDCARD.split(text):
         if piece == "{id}":
             # The first one is a group, and the others must match the same text

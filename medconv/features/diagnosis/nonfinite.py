@@ -26,6 +26,7 @@ from medconv.training.callbacks.nonfinite_guard import (
     generators,
     of_all_ranks,
 )
+from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing
 from medconv.utils.logging import some
 
@@ -79,8 +80,11 @@ class Diagnosis:
         findings = [self._examine_pass(step, index) for index in range(len(step.passes))]
         return min(findings, key=lambda finding: finding["severity"])
 
-    def _save(self, step: StepRecord, finding: Finding) -> Path:
-        """Weights and batch, written by the rank that has the batch; all ranks gather FSDP's weights."""
+    def _save(self, step: StepRecord, finding: Finding) -> Path | None:
+        """Weights and batch, written by the rank that has the batch; all ranks gather FSDP's weights.
+
+        None: the disk took no file, as a warning says; the run ends or goes on for another reason.
+        """
         path = self._folder / f"step{step.number}.ckpt"
         state = {name: _full(value) for name, value in self._module.state_dict().items()}
         if self._trainer.global_rank != finding["rank"]:
@@ -98,9 +102,13 @@ class Diagnosis:
             "medconv": dict(self._module.record),  # type: ignore[arg-type]
             "nonfinite": nonfinite,
         }
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path, durable=True) as partial:
-            torch.save(content, partial)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path, durable=True) as partial, partial.open("wb") as file:
+                checkpoint_io.save(content, file)
+        except OSError as error:
+            log.warning("%s: the batch of this step cannot be written (%s)", path, error.strerror)
+            return None
         return path
 
     def _message(self, step: StepRecord, findings: Sequence[Finding], path: Path | None) -> str:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,9 @@ def _write(captured: Captured, format: str, path: Path, opset: int) -> Captured:
 def _write_torchscript(captured: Captured, path: Path) -> Captured:
     # A trace records one path through the code; torch.export has shown that there is no other.
     traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
-    torch.jit.save(traced, str(path))
+    # Not to the file: on a full disk its writer in C++ would end the process
+    torch.jit.save(traced, buffer := BytesIO())
+    path.write_bytes(buffer.getbuffer())
     if not any(captured.dynamic) or _takes_other_sizes(traced, captured):
         return captured
     return replace(captured, dynamic=(False,) * len(captured.dynamic))

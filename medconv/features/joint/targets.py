@@ -115,6 +115,8 @@ class JointTargets(LabelMapTargets):
         return total + float(loss.value_weight) * of_values
 
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
+        if not hasattr(loss, "segmentation"):
+            return "has no parts for the label map and for the values of images, as loss=joint has"
         problem = self.of_answers.try_loss(loss.segmentation, spatial_dims)
         if problem:
             return f"segmentation {problem}"

@@ -131,7 +131,8 @@ def write_nnunet(
     dataset = export_plans.dataset_json(model, dataset_name)
     for name, values in (("plans.json", plans), ("dataset.json", dataset)):
         (trained / name).write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")
-    torch.save(_checkpoint(model, plans, dataset, configuration, _fold(content)), file)
+    with file.open("wb") as opened:
+        checkpoint_io.save(_checkpoint(model, plans, dataset, configuration, _fold(content)), opened)
     return _read_network(file, network, model)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
@@ -24,6 +23,7 @@ from medconv.training.build import record_of
 from medconv.training.data_setup import PreparedData
 from medconv.training.plan_setup import derived_values
 from medconv.training.run_dir import RunDir
+from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.errors import explained
 from medconv.utils.logging import some
@@ -69,8 +69,8 @@ def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path
     run = RunDir(output)
     run.best.parent.mkdir(parents=True)
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
-    with replacing(run.best) as partial:
-        torch.save({"state_dict": state, "medconv": record_of(config, prepared)}, partial)
+    with replacing(run.best) as partial, partial.open("wb") as opened:
+        checkpoint_io.save({"state_dict": state, "medconv": record_of(config, prepared)}, opened)
     write_text(output / "config.yaml", to_yaml(config.plain()))
     _write_experiment(output / "experiment", model, settings, pretrained=run.best)
     run.write_summary(status="done", targets=prepared.targets.plain())

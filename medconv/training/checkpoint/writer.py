@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -21,6 +20,7 @@ from torch import Tensor
 from medconv.targets.scores import DICE, MonitoredMetric
 from medconv.training.checkpoint import BEST, LAST, LOG_SIZES, PREVIOUS
 from medconv.training.log_files import measure_logs
+from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import flush_folder, replacing
 
 
@@ -242,7 +242,7 @@ def _write(content: dict[str, Any], path: Path, second_name: Path | None) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
             with partial.open("wb") as file:
-                _Recording(file).save(content)
+                checkpoint_io.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())  # before it is renamed
             if path.name == LAST and path.is_file():
@@ -266,32 +266,6 @@ def _link(path: Path, second_name: Path) -> None:
             os.link(path, partial)
         except OSError:  # some file systems have no hard links
             shutil.copyfile(path, partial)
-
-
-class _Recording:
-    """A file that remembers the OSError of a failed write; torch raises a RuntimeError without the reason."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._error: OSError | None = None
-
-    def save(self, content: dict[str, Any]) -> None:
-        try:
-            torch.save(content, self)  # type: ignore[arg-type]
-        except Exception:
-            if self._error is not None:
-                raise self._error from None
-            raise
-
-    def write(self, data: Any) -> int:
-        try:
-            return int(self._file.write(data))
-        except OSError as error:
-            self._error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 @dataclass

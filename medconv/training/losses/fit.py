@@ -1,6 +1,7 @@
 """Adapts any loss to the run's targets, and checks that it and its arguments fit them."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ _KINDS_OF_TORCH_LOSSES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.HuberLoss: ("regression",),
     nn.SmoothL1Loss: ("regression",),
 }
+
+
+# MONAI's losses of overlap, which also take any numbers for masks
+_OF_OVERLAP = re.compile("Dice|Tversky|Focal")
+_KINDS_OF_OVERLAP = ("label_map", "regions", "soft", "multiclass", "multilabel")
 
 
 class LossArgumentError(ValueError):
@@ -56,6 +62,8 @@ class FittedLoss(nn.Module):
         self.spatial_dims = spatial_dims
         self._name = getattr(loss, "__name__", type(loss).__name__)
         kinds = getattr(loss, "kinds", None) or _KINDS_OF_TORCH_LOSSES.get(type(loss))
+        if kinds is None and type(loss).__module__.startswith("monai.") and _OF_OVERLAP.search(self._name):
+            kinds = _KINDS_OF_OVERLAP
         if kinds is not None and not {targets.kind, *targets.loss_kinds} & set(kinds):
             raise ValueError(
                 f"loss: {self._name} is for {' and '.join(kinds)} targets, but the data has "

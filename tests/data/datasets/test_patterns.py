@@ -46,6 +46,17 @@ def test_an_id_is_everywhere_the_same_and_as_long_as_possible(tmp_path):
     assert ids(tmp_path, "x/{id}_*.nii") == {"s_01": "x/s_01_t1.nii"}
 
 
+def test_a_folder_may_have_a_star_in_its_name(tmp_path):
+    """As MRI's T2*; `T2x` is another one."""
+    touch(tmp_path, "T2*/im/1.nii", "T2x/im/2.nii", "T2*/{id}/3.nii")
+    assert ids(tmp_path, "T2*/im/{id}.nii") == {"1": "T2*/im/1.nii"}
+    assert ids(tmp_path, "T2*/im/*.nii") == {"1": "T2*/im/1.nii"}
+    assert ids(tmp_path, "T2*/im") == {"1": "T2*/im/1.nii"}
+    assert ids(tmp_path, "T2*/{id}/*.nii") == {"3": "T2*/{id}/3.nii"}
+    assert home(tmp_path / "T2*/im/{id}.nii") == tmp_path / "T2*/im"
+    assert not is_pattern(tmp_path / "T2*/im") and is_pattern(tmp_path / "T1*/im")
+
+
 def test_a_star_that_matches_nothing_is_no_id(tmp_path):
     touch(tmp_path, "img.nii", "img1.nii")
     with pytest.raises(ValueError, match=r"images=.*: nothing in .*img\.nii is left for the case id"):

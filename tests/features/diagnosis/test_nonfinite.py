@@ -105,6 +105,19 @@ def test_the_first_layer_that_is_not_finite_is_named(dataset, tmp_path, caplog):
         tiny.train(dataset, tmp_path / "other", f"run.resume={file}")
 
 
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_a_disk_that_takes_no_batch_hides_no_reason(dataset, tmp_path, caplog, policy):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/nonfinite").touch()  # where its folder would be
+    settings = [*EXPLODES, f"run.nan_policy={policy}", "trainer.max_steps=4"]
+    if policy == "stop":
+        with pytest.raises(NonfiniteError, match=r"step 2: the loss .* network\.encoder\.0\.3"):
+            tiny.train(dataset, tmp_path / "run", *settings)
+    else:
+        assert tiny.train(dataset, tmp_path / "run", *settings)["status"] == "done"
+    assert "nonfinite/step2.ckpt: the batch of this step cannot be written (" in caplog.text
+
+
 class Greedy(Line):
     """Runs out of memory when a batch is run again."""
 

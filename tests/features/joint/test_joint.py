@@ -289,6 +289,8 @@ def test_losses_that_do_not_fit_are_refused():
     targets = JointTargets(("box",), ((1,),), of_image=NUMBERS)
     with pytest.raises(ValueError, match="DiceCrossEntropy is for .* use loss=joint"):
         FittedLoss(DiceCrossEntropy(), targets, spatial_dims=2)
+    with pytest.raises(ValueError, match="loss: L1Loss has no parts for the label map .* use loss=joint"):
+        FittedLoss(type("L1Loss", (torch.nn.Module,), {})(), targets, spatial_dims=2)
     with pytest.raises(ValueError, match="JointLoss value is not a mean over samples"):
         FittedLoss(JointLoss(DiceCrossEntropy(), torch.nn.L1Loss(reduction="sum")), targets, 2)
     with pytest.raises(ValueError, match="value_weight must be a number of 0 or more, got -1"):

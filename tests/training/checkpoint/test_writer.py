@@ -267,7 +267,7 @@ class Small:
 def test_the_error_of_a_failed_write_is_kept(room):
     """torch raises it only if the first bytes fail."""
     with pytest.raises(OSError, match="No space left"):
-        writer._Recording(Small(room)).save(CONTENT)
+        checkpoint_io.save(CONTENT, Small(room))
 
 
 def test_an_error_in_the_thread_is_raised(tmp_path):

@@ -10,6 +10,7 @@ from helpers.loss_examples import target_example
 from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import nn
 
+from medconv.features.continuous.targets import ContinuousTargets
 from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
@@ -127,6 +128,13 @@ def test_monais_losses_get_the_masks_of_regions(name):
 def test_a_loss_that_does_not_fit_the_targets_is_refused(loss, case, message):
     with pytest.raises(ValueError, match=message):
         fitted(loss, TARGETS[case])
+
+
+@pytest.mark.parametrize("name", ["DiceFocalLoss", "TverskyLoss", "GeneralizedDiceLoss"])
+def test_a_loss_of_overlap_is_not_for_intensities(name):
+    targets = ContinuousTargets(("dose",))
+    with pytest.raises(ValueError, match=rf"loss: {name} is for label_map .* but the data has continuous"):
+        fitted(getattr(monai.losses, name)(sigmoid=True), targets)
 
 
 @pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])

@@ -60,9 +60,10 @@ class Raters:
         if ignore is None:
             return method(label_maps)
         is_ignored = np.any([label_map == ignore for label_map in label_maps], axis=0)
-        # Not a label of their own, which STAPLE would learn about
-        labelled = [np.where(is_ignored, 0, label_map) for label_map in label_maps]
-        return np.where(is_ignored, ignore, method(labelled)).astype(np.int16)
+        consensus = np.full(is_ignored.shape, ignore, np.int16)
+        if not is_ignored.all():  # of the others alone, of which STAPLE learns
+            consensus[~is_ignored] = method([label_map[~is_ignored] for label_map in label_maps])
+        return consensus
 
 
 def raters_of(

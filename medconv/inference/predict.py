@@ -29,6 +29,7 @@ from medconv.data.io.grids import canonical_shape, canonical_spacing
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.nifti import FITS_ANYWHERE, LOADING, check_memory
 from medconv.data.io.raster import are_picture_channels
+from medconv.data.per_case import source_spacing
 from medconv.data.preprocessing.preprocess import resampled_shape
 from medconv.inference.load import LoadedModel
 from medconv.inference.output import Claim, Output, OutputDir
@@ -406,9 +407,11 @@ def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool) -> Need
     try:
         shape, affine = shape_and_affine(case.images[0])
         check_memory(case.images[0], shape)
+        grid = Grid.of(shape, affine)
+        stated_mm = source_spacing(members[0].source_spacing_mm, case.id)
+        grid = grid if stated_mm is None else grid.with_spacing_mm(stated_mm)
     except (ValueError, OSError):
         return None
-    grid = Grid.of(shape, affine)
     spacing_mm = canonical_spacing(grid, members[0].preprocessing.reorients)
     if members[0].source_spacing_mm is None and not is_plausible(spacing_mm, members[0]):
         return None

@@ -52,6 +52,32 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
+def interval_of_column_means(values: np.ndarray) -> tuple[float | None, float | None]:
+    """As `interval`, of the mean over columns of each column's mean, where cases lack some of them.
+
+    A column that no case of a resample has is left out of it.
+    Shape: values (cases, columns), NaN where undefined.
+    """
+    n = len(values)
+    if n < 2:
+        return None, None
+    known = ~np.isnan(values)
+    filled = np.where(known, values, 0)
+    rng = np.random.default_rng(0)
+    resamples_per_chunk = max(1, _NUMBERS_PER_CHUNK // n)
+    chunk_means = []
+    for start in range(0, _RESAMPLES, resamples_per_chunk):
+        size = min(resamples_per_chunk, _RESAMPLES - start)
+        indices = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        # how often each resample has each case
+        counts = np.bincount(indices.ravel(), minlength=size * n).reshape(size, n).astype(float)
+        weights = counts @ known
+        means = np.divide(counts @ filled, weights, out=np.full(weights.shape, np.nan), where=weights > 0)
+        chunk_means.append(np.nanmean(means, 1))
+    low, high = np.nanpercentile(np.concatenate(chunk_means), [2.5, 97.5])
+    return float(low), float(high)
+
+
 def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
     """The difference `first` - `second` over the `n` cases in which both are defined, in the same order.
 

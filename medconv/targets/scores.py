@@ -15,7 +15,7 @@ from torch import Tensor
 
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
-from medconv.metrics.statistics import describe
+from medconv.metrics.statistics import describe, interval_of_column_means
 from medconv.utils.logging import shown
 
 NamedScore = tuple[str, float | None]  # None: undefined
@@ -198,6 +198,9 @@ class DiceScores(Scores):
         # as `evaluate`: the mean over classes of the means over cases
         class_means = {name: scores["dice"] for name, scores in per_class.items()}
         mean["dice"] = metrics_dice.mean(class_means)
+        table = np.array([[row[name] for name in per_class] for row in rows], float)
+        defined = table[~np.isnan(table).all(1)]
+        mean["low"], mean["high"] = interval_of_column_means(defined)
         return {"mean": mean, "per_class": per_class}
 
     def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:

@@ -54,11 +54,19 @@ def config_differences(earlier: Node, current: Node) -> list[str]:
     # Keys of `trainer` that only one version of Lightning has
     of_one_version = {*earlier.get("trainer", {})} ^ {*current["trainer"]}
     free = (*FREE, *(f"trainer.{key}" for key in of_one_version))
+    # This callback of Lightning's changes the steps
+    accumulates = tuple(
+        f"callbacks.{name}."
+        for config in (earlier, current)
+        for name, callback in (config.get("callbacks") or {}).items()
+        if str((callback or {}).get("_target_")).endswith("GradientAccumulationScheduler")
+    )
     lines = []
     for key in sorted({*earlier_values, *current_values}):
         before = earlier_values.get(key)
         now = current_values.get(key)
-        if before != now and not f"{key}.".startswith(free) and not _is_place(key):
+        is_free = f"{key}.".startswith(free) and not key.startswith(accumulates)
+        if before != now and not is_free and not _is_place(key):
             lines.append(f"{key}: {as_text(before)} there, {as_text(now)} now")
     return lines
 

@@ -1,5 +1,7 @@
 """medconv/evaluation/raters.py: references of several raters, as files, in the result and as a table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of, save, save_spaced, with_names
@@ -78,6 +80,19 @@ def test_voxels_that_one_rater_leaves_unlabelled_are_ignored():
     raters = segmentation.raters_of([], None, {}, None)
     maps = [np.array([1, 1, 0, 9]), np.array([1, 9, 0, 1]), np.array([0, 1, 0, 1])]
     np.testing.assert_array_equal(raters.reference(maps, 9), [1, 9, 0, 9])
+
+
+def test_unlabelled_voxels_teach_staple_nothing():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, 400)
+    maps = [np.where(rng.random(400) < share, 1 - truth, truth) for share in (0.1, 0.3, 0.35)]
+    raters = replace(segmentation.raters_of([], None, {}, None), consensus="staple")
+    alone = raters.reference(maps, 9)
+    unlabelled = (np.full(40_000, value) for value in (0, 9, 0))
+    beside = [np.concatenate(parts) for parts in zip(maps, unlabelled, strict=True)]
+    np.testing.assert_array_equal(raters.reference(beside, 9)[:400], alone)
+    assert (raters.reference(beside, 9)[400:] == 9).all()
+    assert (raters.reference([np.full((2, 2), 9)] * 2, 9) == 9).all()
 
 
 def test_dice_among_raters_leaves_out_what_either_left_unlabelled():

@@ -129,6 +129,16 @@ def test_a_case_that_is_refused_takes_nothing(tmp_path):
     assert _need(metres, [trained_at_1_mm], True) is None
 
 
+def test_the_spacing_that_is_stated_counts_in_place_of_the_header_s(tmp_path):
+    """It says how large the image becomes on the network's grid."""
+    case = header_only(tmp_path, (20, 20, 20))
+    of_header, stated = (
+        _need(case, [replace(member(), source_spacing_mm=mm)], only_labels=True)
+        for mm in (None, [4.0, 4.0, 4.0])
+    )
+    assert stated.loading == of_header.loading and stated.predicting > 4 * of_header.predicting
+
+
 def test_the_need_follows_from_channels_windows_and_precision(case, tmp_path, monkeypatch):
     label_bytes = 4 * 32 * 40 * 64
 

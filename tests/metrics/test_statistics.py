@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medconv.metrics.statistics import describe, holm, interval, paired
+from medconv.metrics.statistics import describe, holm, interval, interval_of_column_means, paired
 
 
 def test_describe_skips_undefined_values():
@@ -34,6 +34,16 @@ def test_interval_equals_the_percentile_bootstrap_of_scipy(n):
     ).confidence_interval
     assert interval(values) == pytest.approx((expected.low, expected.high), rel=0.02)
     assert interval(values) == interval(values)
+
+
+def test_the_interval_of_column_means_is_of_the_mean_beside_it():
+    rng = np.random.default_rng(0)
+    values = rng.normal(0.8, 0.1, (30, 3))
+    assert interval_of_column_means(values) == pytest.approx(interval(values.mean(1)))
+    rare = np.tile([0.9, np.nan], (10, 1))  # the second class is in one case
+    rare[3, 1] = 0.1
+    low, high = interval_of_column_means(rare)
+    assert low <= np.mean([0.9, 0.1]) <= high
 
 
 def test_paired_uses_the_cases_that_both_have():

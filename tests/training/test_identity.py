@@ -116,6 +116,16 @@ def test_a_run_resumes_with_other_loggers_and_callbacks():
     assert config_differences(*plain) == config_differences(*reversed(plain)) == []
 
 
+def test_a_callback_that_changes_the_steps_is_compared():
+    def of(factor):
+        callback = {"_target_": "lightning.pytorch.callbacks.GradientAccumulationScheduler"}
+        return replace(RunConfig(), callbacks={"acc": {**callback, "scheduling": {"0": factor}}}).plain()
+
+    assert config_differences(of(2), of(2)) == []
+    assert config_differences(of(2), of(4)) == ["callbacks.acc.scheduling.0: 2 there, 4 now"]
+    assert len(config_differences(of(2), RunConfig().plain())) == 2
+
+
 def test_a_key_that_earlier_versions_lacked_has_the_value_that_they_used():
     now = {"trainer": {}, "derived": {"batch_dice": True}, "loss": {"batch_dice": True}}
     assert identity.config_differences({"trainer": {}}, now) == []

@@ -170,6 +170,13 @@ def _disagreements(folds: Sequence[Fold]) -> Iterator[str]:
                 f"fold {folds[0].number} and fold {fold.number}: the data differs, or was preprocessed "
                 f"differently: {some(differences)}"
             )
+    for fold in folds:
+        left_out = sorted({*(fold.data or {}).get("val", ())} - {*fold.rows, *fold.skipped})
+        if left_out:
+            yield (
+                f"fold {fold.number}: {some(left_out)}: not validated, by trainer.limit_val_batches or a "
+                "short trainer.max_time, so that all means are without them"
+            )
     skipped = sorted({case for fold in folds for case in fold.skipped})
     if skipped:
         yield f"{some(skipped)}: skipped by data.on_invalid_case=skip, so not validated"

@@ -44,10 +44,12 @@ def test_a_case_that_two_folds_validated_is_named(sweep_folder):
 def test_of_a_fold_trained_twice_the_later_run_counts(sweep_folder):
     first = by_fold(sweep_folder)["1"]
     shutil.copytree(first, sweep_folder / "again")
-    edit(sweep_folder / "again/summary.json", **{"val/cases": {"case_9": {"box": 1.0, "hole": 1.0}}})
+    rows = json.loads((first / "summary.json").read_text())["val/cases"]
+    scores = {"val/cases": {case: {"box": 1.0, "hole": 1.0} for case in rows}}
+    edit(sweep_folder / "again/summary.json", **scores)
     (crossval,) = cross_validation.read(sweep_folder)
     assert crossval.warnings == (f"fold 1 was trained twice; again counts, {first.name} does not",)
-    assert list(crossval.folds[1].rows) == ["case_9"]
+    assert crossval.folds[1].rows == scores["val/cases"]
     (sweep_folder / "again").rename(sweep_folder / "again.20260101-000000")  # as run.resume=never renames it
     assert cross_validation.read(sweep_folder)[0].warnings == ()
 
@@ -100,6 +102,16 @@ def test_skipped_cases_are_named(sweep_folder):
     assert cross_validation.read(sweep_folder)[0].warnings == (
         "case_8: skipped by data.on_invalid_case=skip, so not validated",
     )
+
+
+def test_cases_that_were_not_validated_are_named(sweep_folder):
+    """As `trainer.limit_val_batches` has it."""
+    path = by_fold(sweep_folder)["1"] / "summary.json"
+    rows = json.loads(path.read_text())["val/cases"]
+    (left_out, *_) = rows
+    edit(path, **{"val/cases": {case: row for case, row in rows.items() if case != left_out}})
+    (warning,) = cross_validation.read(sweep_folder)[0].warnings
+    assert warning.startswith(f"fold 1: {left_out}: not validated, by trainer.limit_val_batches")
 
 
 def test_two_cross_validations_in_one_folder_are_told_apart(sweep_folder):

@@ -41,8 +41,12 @@ def run_command(options: argparse.Namespace) -> int:
         return DONE
     # Not before: it loads torch, which takes seconds.
     from medconv.cli.preprocess_report import preprocess
-    from medconv.config import validate
+    from medconv.config import ConfigError, validate
 
     configs = [validate(composed.values) for composed in compose.Composer(flags).configs()]
+    if any(config.run.dry_run for config in configs):
+        raise ConfigError(
+            "run.dry_run=true: medconv preprocess --check-only prints the plan without preparing"
+        )
     preprocess(configs, checks_only=options.check_only, verifies=options.verify)
     return DONE

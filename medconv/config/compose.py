@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from medconv import config
 from medconv.config.instantiate import add_package, fit_classes, iter_nodes, search_folder
 from medconv.config.keys import declared_keys
-from medconv.config.unknown_keys import check_hydra_settings, check_names, explained
+from medconv.config.unknown_keys import check_hydra_settings, check_names, check_not_of_a_sweep, explained
 from medconv.config.values import NO_TEXT, ConfigError, is_text
 
 MAIN_CONFIG = "train"
@@ -203,6 +203,7 @@ class Composer:
     def configs(self) -> list[Composed]:
         """The config of a run; of a sweep one for each combination of the overrides with several values."""
         if not self.is_sweep:
+            check_not_of_a_sweep(self._typed)
             with explaining(self._typed):
                 return [_checked(self._load(RunMode.RUN))]
         settings = self.sweep_settings

@@ -6,7 +6,7 @@ Hydra has one type of error for most of them, so that its text and the arguments
 import difflib
 import re
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import cache
 from inspect import Parameter, signature
@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from medconv.config.instantiate import arguments_of, search_folder
 from medconv.config.keys import Node, declared_keys
-from medconv.config.schema import Derived, RunConfig, conf_dir, set_elsewhere
+from medconv.config.schema import DataConfig, Derived, RunConfig, conf_dir, set_elsewhere
 from medconv.config.values import ConfigError, as_text, dotted_keys, texts
 
 _KEYS = {
@@ -103,6 +103,7 @@ def check_names(values: Mapping[str, Any]) -> None:
                 problems += [problem for key in unknown for problem in _unknown_in_group(name, key)]
         elif name not in single_keys:
             problems.append(unknown_key(name))
+    problems += _unread_by_layout(values.get("data"))
     known = [entry.name for entry in fields(Derived)]
     problems += [
         f"{key}: there is no derived.{name}; derived has {', '.join(known)}"
@@ -113,6 +114,31 @@ def check_names(values: Mapping[str, Any]) -> None:
     ]
     if problems:
         raise ConfigError.of_all(problems)
+
+
+# Keys of `data` that only some layouts take, by interpolation
+_OF_LAYOUTS = (
+    *("root", "images", "labels", "class_names", "modality", "entries"),
+    *("path_column", "label_columns", "split_column", "group_column", "target_type"),
+)
+
+
+def _unread_by_layout(data: Any) -> Iterator[str]:
+    """A message for each key of `data` that is set, but not read by the layout that was chosen."""
+    layout = data.get("layout") if isinstance(data, Mapping) else None
+    if not isinstance(layout, Mapping):
+        return
+    defaults = {entry.name: entry.default for entry in fields(DataConfig)}
+    read = str(layout) + str(data.get("raters"))  # raters are relative to the root, too
+    for name in _OF_LAYOUTS:
+        value = data.get(name)
+        is_set = value is not None and value != defaults[name]
+        by_raters = name == "root" and data.get("raters") is not None
+        if is_set and not by_raters and f"data.{name}}}" not in read and "${." not in read:
+            yield (
+                f"data.{name}={as_text(value)}: {layout.get('_target_')}, which reads this dataset, takes no "
+                f"such key; it takes {', '.join(key for key in layout if key != '_target_')}"
+            )
 
 
 def unknown_key(key: str) -> str:
@@ -209,6 +235,15 @@ def check_hydra_settings(arguments: Sequence[str]) -> None:
             raise ConfigError(
                 f"{argument}: Hydra cannot read such a value under python -O or PYTHONOPTIMIZE; start "
                 "without it"
+            )
+
+
+def check_not_of_a_sweep(arguments: Sequence[str]) -> None:
+    """Raises: ConfigError: a launcher or a sweeper, which a single run would ignore."""
+    for argument in arguments:
+        if re.match(r"\+*hydra[./](launcher|sweeper)\b", argument):
+            raise ConfigError(
+                f"{argument}: is for a sweep, which -m starts; without -m a run trains here, once"
             )
 
 

@@ -244,7 +244,7 @@ class PatchSearch:
     ) -> Self:
         """On the grid that the config sets, or else on that of the images."""
         spacing = target_spacing(images)
-        if overrides.spacing_mm:
+        if overrides.spacing_mm is not None:
             spacing = tuple(float(mm) for mm in overrides.spacing_mm)
             need_axes("spacing_mm", spacing, images.spatial_dims)
         return cls(
@@ -400,6 +400,11 @@ class PatchSearch:
         Args:
             voxels: of all cases.
         """
+        batch_size, most = self.overrides.batch_size, self.overrides.max_batch_size
+        if batch_size is not None and most is not None and batch_size > most:
+            raise ArgumentError(
+                "batch_size", f"={batch_size}: ", Argument("max_batch_size"), f" allows {most}"
+            )
         if self.overrides.batch_size is not None:
             return self.overrides.batch_size, self.overrides.name("batch_size")
         first_gb = self.gb(network, patch, 1)

@@ -31,6 +31,7 @@ from medconv.data.preprocessing.dataset_cache import (
     sources_of,
 )
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
+from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.data.preprocessing.value_bands import Band, band_of
@@ -305,6 +306,11 @@ def _preprocessing(
     names = planned.normalisation
     intensities = measured.intensities
     if data.intensities is not None:
+        if not any(name in DATASET_NORMALISATIONS for name in names):
+            raise ConfigError(
+                f"data.intensities is for the normalisations {' and '.join(DATASET_NORMALISATIONS)}, but "
+                f"this is {', '.join(dict.fromkeys(names))}; data.normalisation chooses another"
+            )
         intensities = intensities_of(data.intensities, len(names))
     return PreprocessingConfig(
         spatial_dims=planned.spatial_dims,

@@ -214,6 +214,8 @@ def without_effect(
         reasons["trainer.limit_test_batches"] = "a run tests with test=true only"
     if trainer.limit_predict_batches is not None:
         reasons["trainer.limit_predict_batches"] = "a run predicts nothing"
+    if trainer.sync_batchnorm and not no_gpu and trainer.devices == 1 and trainer.num_nodes in (None, 1):
+        reasons["trainer.sync_batchnorm=true"] = "one device has all samples of a batch"
     if trainer.model_registry is not None:
         reasons["trainer.model_registry"] = "checkpoints are files"
     return [f"{setting} has no effect: {reason}" for setting, reason in reasons.items()]
@@ -233,6 +235,8 @@ def log_hyperparameters(trainer: Trainer, config: RunConfig, folder: RunDir) -> 
 
     A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
     """
+    if not getattr(config.trainer, "enable_autolog_hparams", True):
+        return
     groups = ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
     content = {group: node for group, node in config.plain().items() if group in groups}
     params = {key: _loggable(value) for key, value in configs.flatten(content).items()}

@@ -27,6 +27,7 @@ from medconv import config as configs
 from medconv import doors
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.config.schema import open_keys
+from medconv.config.values import as_text
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv
 from medconv.performance.step_profiler import StepProfiler
@@ -167,6 +168,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     check_conv(config.conv)
     config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
     rate = config.optimizer.get("lr")
+    if isinstance(rate, (int, float)) and rate <= 0:
+        raise ConfigError(f"optimizer.lr must be above 0, got {rate:g}")
     if isinstance(rate, (int, float)) and rate > 1:
         log.warning("optimizer.lr=%g: most networks learn nothing above 0.1", rate)
     init = config.init
@@ -188,6 +191,16 @@ def checked_config(config: RunConfig) -> RunConfig:
             f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
             f"trainer.accumulate_grad_batches must be 1, got {accumulated}"
         )
+    if init.inflate_2d is not None and init.pretrained is None:
+        raise ConfigError(f"init.inflate_2d={init.inflate_2d} needs init.pretrained, a 2D network's weights")
+    for name in ("early_stopping", "weight_averaging", "sampler"):
+        node = getattr(config, name)
+        unused = [key for key in node if key != "_target_"]
+        if unused and node.get("_target_") is None:
+            raise ConfigError(
+                f"{name}.{unused[0]}={as_text(node[unused[0]])}: this option of {name} has no keys; choose "
+                f"another, {name}=NAME"
+            )
     if config.data.num_workers == 0 and config.data.persistent_workers:
         raise ConfigError("data.persistent_workers=true needs workers, got data.num_workers=0")
     configs.check_arguments(config.data.layout, "data.layout")
@@ -381,9 +394,15 @@ def pretrained_weights(
     Args:
         config: with its interpolations.
     """
-    if folder.resume_from() is not None:
-        return None
     assert config.init.pretrained is not None
+    if folder.resume_from() is not None:
+        if folder.resume != "auto":
+            log.info(
+                "init.pretrained=%s is not loaded, as the weights are those of run.resume=%s",
+                config.init.pretrained,
+                folder.resume,
+            )
+        return None
     return partial(weight_source(config.init.pretrained).load, config=config, derived=derived)
 
 

@@ -1,5 +1,6 @@
 """The Lightning module of every run: loss, optimizer and schedule, validation, content of checkpoints."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,7 @@ from medconv.models.deep_supervision import DeepSupervision
 from medconv.performance.switches import to_memory_format
 from medconv.targets import Targets
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
+from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.distributed import shard
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
@@ -28,6 +30,8 @@ from medconv.training.validation import Validation
 
 # (image, encoded labels, sample numbers) -> image and labels of which each is the mean of two samples
 Mixup = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+log = logging.getLogger(__name__)
 
 
 class Task(LightningModule):
@@ -172,9 +176,22 @@ class Task(LightningModule):
         scheduler = self.make_scheduler(optimizer)
         interval = "epoch"  # torch's schedules count epochs
         if isinstance(scheduler, ProgressSchedule):
-            scheduler.set_length(self.trainer.estimated_stepping_batches)
+            length = self.trainer.estimated_stepping_batches
+            scheduler.set_length(length)
             interval = "step"
+            callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+            if math.isinf(length) and not any(isinstance(callback, TimeBudget) for callback in callbacks):
+                self._begin_without_an_end()
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
+
+    def _begin_without_an_end(self) -> None:
+        """A trainer of one's own that neither steps nor epochs end has no progress, by which patches grow."""
+        growing, self.growing_patch = self.growing_patch, None
+        log.warning(
+            "this trainer has no number of steps or epochs, so the learning rate stays%s; set max_steps or "
+            "max_epochs, or take medconv train with trainer.max_time",
+            "" if growing is None else ", and patches have their full size from the start",
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["medconv"] = {**self.record, "validation": self.rows, "temperature": self.temperature}

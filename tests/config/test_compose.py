@@ -80,6 +80,20 @@ def test_an_override_may_be_an_interpolation():
     assert OmegaConf.is_interpolation(composed_config.model, "strides")
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "hydra/launcher=slurm",
+        "hydra.launcher.partition=gpu",
+        "+hydra.launcher.gres=gpu",
+        "hydra/sweeper=optuna",
+    ],
+)
+def test_what_is_for_a_sweep_is_refused_without_one(argument):
+    with pytest.raises(ConfigError, match=rf"{re.escape(argument)}: is for a sweep, which -m starts"):
+        config_of(argument)
+
+
 def test_hydras_own_settings_may_be_used():
     """They are filled in at once, in lists too."""
     composed_config = config_of(
@@ -253,7 +267,7 @@ def test_null_is_no_text():
 def test_a_text_that_a_file_gives_as_a_number_is_refused(tmp_path):
     """YAML has lost how it was spelled."""
     (tmp_path / "mine.yaml").write_text(
-        "defaults: [train, _self_]\nrun: {name: 1.0e5}\ndata: {class_names: [a, true]}\n"
+        "defaults: [train, override data: folder, _self_]\nrun: {name: 1.0e5}\ndata: {class_names: [a, true]}\n"
     )
     with pytest.raises(ConfigError) as raised:
         validate(config_of("--config-name=mine", f"--config-dir={tmp_path}"))

@@ -162,3 +162,35 @@ def test_task_and_data_train_in_lightnings_own_trainer(overrides, dataset):
     trainer.save_checkpoint("own.ckpt")
     label = medconv.load("own.ckpt", device="cpu")(dataset / "imagesTr/case_0.nii.gz")
     assert label.shape == (16, 18, 12) and label.dtype == np.int16
+
+
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+) | {"accelerator": "cpu"}
+
+
+def test_a_trainer_without_an_end_trains_on_whole_patches(overrides, caplog):
+    """Without progress they would be small for ever."""
+    setup = medconv.prepare([*overrides, "data.patch_size=[16,16,16]", "schedule.patch=progressive"])
+    sizes = []
+    setup.task.network.register_forward_pre_hook(lambda module, inputs: sizes.append(inputs[0].shape[2:]))
+    trainer = lightning.Trainer(max_epochs=-1, limit_train_batches=2, limit_val_batches=0, **QUIET)
+    trainer.callbacks.append(StopsAfter(2))
+    trainer.fit(setup.task, setup.data)
+    assert set(sizes) == {torch.Size((16, 16, 16))}
+    assert "the learning rate stays, and patches have their full size from the start" in caplog.text
+
+
+class StopsAfter(lightning.Callback):
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step >= self.steps
+
+
+def test_samples_are_not_divided_twice(overrides):
+    setup = medconv.prepare(overrides)
+    trainer = lightning.Trainer(max_steps=1, strategy="ddp", devices=1, **QUIET)
+    with pytest.raises(ValueError, match="needs use_distributed_sampler=False"):
+        trainer.fit(setup.task, setup.data)

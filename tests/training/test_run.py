@@ -143,7 +143,27 @@ def test_options_are_right(arguments):
 
 @pytest.mark.parametrize("name", list_options("data"))
 def test_every_layout_takes_its_keys(name):
-    checked_config(validate(composed(f"data={name}", "data.root=x")))
+    root = [] if name == "joined" else ["data.root=x"]  # of each of its datasets
+    checked_config(validate(composed(f"data={name}", *root)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data=joined", "data.root=x"], r"data\.root=x: .*layout\.joined, .* takes entries$"),
+        (
+            ["+data.modality=CT", "data=msd"],
+            r"data\.modality=CT: .*msd, which reads this dataset, takes no such",
+        ),
+        (["+early_stopping.patience=5"], r"early_stopping\.patience=5: this option of early_stopping has no"),
+        (["+sampler.foreground_share=0.9"], r"sampler\.foreground_share=0.9: this option of sampler has no"),
+        (["init.inflate_2d=acs"], r"init\.inflate_2d=acs needs init\.pretrained"),
+        (["optimizer.lr=-1"], r"optimizer\.lr must be above 0, got -1"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        checked_config(validate(composed(*arguments)))
 
 
 # steps so long that an earlier validation than the last is the best

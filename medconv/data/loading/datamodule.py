@@ -166,7 +166,13 @@ class DataModule(LightningDataModule):
         self._check = StoreCheck(store, [case.id for case in split.train])
 
     def setup(self, stage: str) -> None:
-        """Raises: ArgumentError: the batches that workers keep ready do not fit into shared memory."""
+        """Raises: ValueError: no room for batches in shared memory, or a trainer that divides samples."""
+        connector = getattr(self.trainer, "_accelerator_connector", None)
+        if connector is not None and connector.use_distributed_sampler and connector.is_distributed:
+            raise ValueError(
+                "lightning.Trainer needs use_distributed_sampler=False: the loaders of medconv divide "
+                "samples and cases among processes themselves"
+            )
         process = self._process()
         if not process.num_workers:  # no batch travels
             return

@@ -31,8 +31,8 @@ _SBATCH_KEYS = (
     "gpus_per_node",
     "cpus_per_task",
 )
-
-
+# What is read for every batch system
+_KEYS = ("_target_", "system", "at_once", "setup", "options", "poll_seconds")
 _MAX_RESTARTS = 50  # a job that cannot go on must not come back for ever
 
 
@@ -45,6 +45,7 @@ def script(jobs: Sequence[Job], system: BatchSystem, launcher: Mapping[str, Any]
     Raises:
         ConfigError: a setting that the batch system would misread.
     """
+    _check_keys(system, launcher)
     options = _sbatch_options(jobs, launcher) if system is SLURM else _options(jobs, system, launcher)
     cases = [f"{index}) {_shell_variables(job, keys)} ;;" for index, job in enumerate(jobs, system.first)]
     return (_HEAD + (_SLURM if system is SLURM else _PLAIN)).format(
@@ -61,6 +62,23 @@ def script(jobs: Sequence[Job], system: BatchSystem, launcher: Mapping[str, Any]
         signalled=" | ".join(str(128 + number) for number in sorted(PREEMPTING)),
         aborted=128 + signal.SIGABRT,
     )
+
+
+def _check_keys(system: BatchSystem, launcher: Mapping[str, Any]) -> None:
+    """Raises: ConfigError: a key that nothing reads, or a number out of range."""
+    known = {*_KEYS, *(_SBATCH_KEYS if system is SLURM else ())}
+    for key in launcher:
+        if key not in known:
+            raise ConfigError(
+                f"hydra.launcher.{key}: there is no such key for {system.name}; "
+                "hydra.launcher.options=[...] adds any option"
+            )
+    at_once = launcher.get("at_once")
+    if at_once is not None and (type(at_once) is not int or at_once < 1):
+        raise ConfigError(f"hydra.launcher.at_once must be null or a number of at least 1, got {at_once}")
+    seconds = launcher.get("poll_seconds", 10)
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise ConfigError(f"hydra.launcher.poll_seconds must be a number above 0, got {seconds}")
 
 
 def _sbatch_options(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from medconv.utils.errors import ArgumentError
+
 
 class ProgressSchedule(LRScheduler):
     """A schedule whose length can change at any time; progress still ends at 1.
@@ -28,6 +30,8 @@ class ProgressSchedule(LRScheduler):
     needs_validation = False
 
     def __init__(self, optimizer: Optimizer, shape: Callable[[float], float], warmup_steps: int = 0) -> None:
+        if warmup_steps < 0:
+            raise ArgumentError("warmup_steps", f" must be 0 or more, got {warmup_steps}")
         self.shape = shape
         self.warmup_steps = warmup_steps
         self.progress = 0.0
@@ -109,6 +113,8 @@ def cosine(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
 
 def poly(optimizer: Optimizer, warmup_steps: int = 0, power: float = 0.9) -> ProgressSchedule:
     """(1 - progress) ** power, as in nnU-Net. Source: Chen et al. 2018, arXiv:1606.00915."""
+    if power < 0:
+        raise ArgumentError("power", f" must be 0 or more, got {power}")
     return ProgressSchedule(optimizer, lambda progress: (1 - progress) ** power, warmup_steps)
 
 

@@ -38,6 +38,9 @@ def cluster(tmp_path):
             {"time": 43200},
             "hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads 43200",
         ),
+        ({"gres": "gpu:1"}, "hydra.launcher.gres: there is no such key for slurm; hydra.launcher.options"),
+        ({"at_once": 0}, "hydra.launcher.at_once must be null or a number of at least 1, got 0"),
+        ({"poll_seconds": -1}, "hydra.launcher.poll_seconds must be a number above 0, got -1"),
     ],
 )
 def test_settings_of_the_wrong_type_are_refused(launcher, message, tmp_path):

@@ -144,3 +144,15 @@ def test_a_resumed_run_keeps_the_end_that_a_time_budget_set(configured):
     second = resumed(first.state_dict(), configured)
     assert rates(resumed(second.state_dict(), configured), 5) == pytest.approx(rates(first, 5))
     assert resumed(second.state_dict(), 28).progress == pytest.approx(7 / 28)  # extended
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (partial(poly, power=-1), "power must be 0 or more, got -1"),
+        (partial(cosine, warmup_steps=-5), "warmup_steps must be 0 or more, got -5"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(schedule, message):
+    with pytest.raises(ValueError, match=message):
+        schedule(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))

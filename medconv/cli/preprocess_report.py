@@ -18,7 +18,14 @@ from medconv.data.preprocessing.dataset_cache import dataset_folder, examined
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
 from medconv.planning import report as planning_report
-from medconv.training.data_setup import check_split, find_data, prepare_data, split_cases, split_warning
+from medconv.training.data_setup import (
+    check_split,
+    find_data,
+    flip_label_pairs,
+    prepare_data,
+    split_cases,
+    split_warning,
+)
 from medconv.training.plan_setup import make_plan
 from medconv.training.weight_source import weight_source
 from medconv.utils.logging import size_text
@@ -61,6 +68,7 @@ def _check(run_config: RunConfig) -> None:
         ValueError: some are invalid; lists all errors.
     """
     dataset = find_data(run_config.data)
+    flip_label_pairs(dataset, run_config.data)
     workers = run_config.data.prepare_workers
     folder = dataset_folder(Path(run_config.data.cache_dir), dataset)
     reports = examine_all(dataset, workers, examined(dataset, folder, workers))
@@ -124,7 +132,8 @@ def _row(report: CaseReport, label_cells: list[str]) -> list[str]:
     """Args: label_cells: for a case without a label map."""
     total = sum(report.class_voxels)
     shares = [f"{100 * voxels / total:.2f} %" for voxels in report.class_voxels[1:]]
-    errors = f"{len(report.errors)} errors" if report.errors else ""
+    count = len(report.errors)
+    errors = f"{count} error{'s' * (count > 1)}" if count else ""
     return [report.case, *_grid_cells(report), *(shares or label_cells), errors]
 
 

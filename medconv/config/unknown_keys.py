@@ -259,7 +259,7 @@ def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Ex
     unknown_key = re.match(r"Could not override '([^']+)'", text)
     if unknown_key is not None:
         return _no_key(unknown_key[1], arguments)
-    several_values = re.match(r"Ambiguous value for argument '(\w+=[^']+)'", text)
+    several_values = re.match(r"Ambiguous value for argument '([\w./@]+=[^']+)'", text)
     if several_values is not None:
         key, _, value = several_values[1].partition("=")
         return ConfigError(

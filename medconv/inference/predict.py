@@ -5,6 +5,7 @@ A case is in memory from the start of its loading to the end of its writing: at 
 """
 
 import logging
+import re
 import shutil
 import traceback
 from collections import deque
@@ -268,11 +269,16 @@ def unwritable(path: Path, case_id: str, error: OSError) -> ValueError:
 
 def failures(failed: Mapping[str, str], num_cases: int) -> str:
     """Which cases failed, by their reasons. Args: failed: case id to reason."""
+    # Reasons name the file of a case, of which the first stands for all
+    first_reason: dict[str, str] = {}
     cases_by_reason: dict[str, list[str]] = {}
     for case_id, why in failed.items():
-        cases_by_reason.setdefault(why, []).append(case_id)
+        alike = re.sub(rf"\S*(?<!\w){re.escape(case_id)}(?!\w)\S*", "", why)
+        first_reason.setdefault(alike, why)
+        cases_by_reason.setdefault(alike, []).append(case_id)
     lines = "\n".join(
-        f"  case{'s' * (len(cases) > 1)} {some(cases, 20)}: {why}" for why, cases in cases_by_reason.items()
+        f"  case{'s' * (len(cases) > 1)} {some(cases, 20)}: {first_reason[alike]}"
+        for alike, cases in cases_by_reason.items()
     )
     return f"{len(failed)} of {num_cases} cases could not be predicted\n{lines}"
 

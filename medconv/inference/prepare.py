@@ -238,7 +238,8 @@ def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
     model = members[0]
     num_channels = len(image.voxels)
     if num_channels != len(model.modalities):
-        expected = f"{len(model.modalities)} channels ({', '.join(model.modalities)})"
+        several = "s" * (len(model.modalities) > 1)
+        expected = f"{len(model.modalities)} channel{several} ({', '.join(model.modalities)})"
         advice = ""
         if model.takes_missing:
             advice = "; name channels CASE_0000, CASE_0001, ..., or list a missing one as null in a .json"

@@ -170,7 +170,7 @@ def prepare_data(
     # What there is; a wrong split or pair of classes is told before any image is read
     dataset = find_data(data)
     split = split_cases(dataset, data)
-    pairs = () if data.flip_label_pairs is None else _flip_label_pairs(dataset, data)
+    pairs = flip_label_pairs(dataset, data)
     # Every file is checked and measured, or was before and has not changed
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
@@ -281,12 +281,14 @@ def _check_stored_axes(dataset: Dataset) -> None:
             )
 
 
-def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:
+def flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:
     """Outputs that are exchanged where an image is mirrored.
 
     Raises:
         ConfigError: the data has nothing to exchange, or no axis from left to right.
     """
+    if data.flip_label_pairs is None:
+        return ()
     if not dataset.targets.can_swap_labels:
         raise ConfigError(
             f"data.flip_label_pairs exchanges classes of label maps, but this run has {dataset.targets.kind} "
@@ -306,7 +308,8 @@ def _preprocessing(
     names = planned.normalisation
     intensities = measured.intensities
     if data.intensities is not None:
-        if not any(name in DATASET_NORMALISATIONS for name in names):
+        is_used = any(name in DATASET_NORMALISATIONS for name in names)
+        if not is_used and data.convention is None:  # nnU-Net's plans have them for all
             raise ConfigError(
                 f"data.intensities is for the normalisations {' and '.join(DATASET_NORMALISATIONS)}, but "
                 f"this is {', '.join(dict.fromkeys(names))}; data.normalisation chooses another"

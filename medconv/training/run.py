@@ -168,8 +168,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     check_conv(config.conv)
     config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
     rate = config.optimizer.get("lr")
-    if isinstance(rate, (int, float)) and rate <= 0:
-        raise ConfigError(f"optimizer.lr must be above 0, got {rate:g}")
+    if isinstance(rate, (int, float)) and rate < 0:
+        raise ConfigError(f"optimizer.lr must be 0 or more, got {rate:g}")
     if isinstance(rate, (int, float)) and rate > 1:
         log.warning("optimizer.lr=%g: most networks learn nothing above 0.1", rate)
     init = config.init

@@ -117,6 +117,15 @@ def test_check_only_names_the_key_of_a_wrong_fold(dataset, tmp_path, monkeypatch
     assert err.startswith("error: data.fold")
 
 
+def test_what_training_would_refuse_is_refused_by_the_check(dataset, tmp_path, monkeypatch, capsys):
+    arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only"]
+    for wrong, message in (
+        ("data.flip_label_pairs=[[box,hol]]", "there is no hol to swap; did you mean hole?"),
+        ("run.dry_run=true", "--check-only prints the plan without preparing"),
+    ):
+        assert message in run_preprocess([*arguments, wrong], tmp_path, monkeypatch, capsys, USER)[1]
+
+
 def test_check_only_of_few_cases_prints_the_plan_and_the_possible_folds(tmp_path, monkeypatch, capsys):
     root = tiny.write_dataset(tmp_path / "few", cases=4)
     arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.num_folds=5"]
@@ -133,8 +142,8 @@ def test_check_only_lists_every_error_and_fails(tmp_path, monkeypatch, capsys):
     out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
     assert (
-        rows["case_1"].endswith("1 errors")
-        and rows["case_4"].endswith("1 errors")
+        rows["case_1"].endswith("1 error")
+        and rows["case_4"].endswith("1 error")
         and rows["case_2"].endswith("%")
     )
     assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")

@@ -159,6 +159,7 @@ def test_every_launcher_that_conf_has_is_taken():
             "+model.strides=[2,2]: there is a model.strides already; write model.strides=[2,2] to change it",
         ),
         ("model=customconv,resenc", "model=customconv,resenc: several values; for a sweep over them add -m"),
+        ("data.fold=0,1", "data.fold=0,1: several values; for a sweep over them add -m"),
         ("model = resenc", "cannot read model: write KEY=VALUE, without spaces around ="),
         ("model.zzz=1", "there is no key model.zzz; UNet takes spatial_dims, in_channels, "),
         ("data.zzz=1", "there is no key data.zzz; --cfg job prints all keys"),

@@ -22,6 +22,9 @@ def test_a_folder_without_permission_is_named(tmp_path):
 def test_failed_cases_are_listed_with_their_reasons():
     text = failures({"a": "damaged", "b": "empty", "c": "damaged"}, 4)
     assert text == "3 of 4 cases could not be predicted\n  cases a, c: damaged\n  case b: empty"
+    # the file of a case is its own
+    text = failures({case: f"in/{case}.nii.gz: expected 3 channels, found 1" for case in ("a.1", "b")}, 2)
+    assert text.splitlines()[1:] == ["  cases a.1, b: in/a.1.nii.gz: expected 3 channels, found 1"]
 
 
 @pytest.mark.parametrize(

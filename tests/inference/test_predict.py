@@ -170,7 +170,7 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(exported, tmp_pa
     for line in (
         "error: 5 of 7 cases could not be predicted",
         "  case case_1: ",
-        f"  case case_2: {images}/case_2.nii.gz: the network was trained on 1 channels (MRI), found 2",
+        f"  case case_2: {images}/case_2.nii.gz: the network was trained on 1 channel (MRI), found 2",
         f"  case case_3: {images}/case_3.nii.gz: the network is 3D, the image has shape (16, 18, 1)",
         "  case case_4: out of memory (MemoryError: Unable to allocate 9 TiB); try sw_batch_size=1, the CPU as "
         "the device, or fewer workers",

@@ -30,7 +30,7 @@ def test_a_constant_image_causes_a_warning():
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((2, 4, 5, 6), "trained on 1 channels .*, found 2"),
+        ((2, 4, 5, 6), "trained on 1 channel .*, found 2"),
         (
             (4, 5, 1),
             r"the network is 3D, the image has shape \(4, 5, 1\); expected several slices along each",

@@ -158,7 +158,7 @@ def test_every_layout_takes_its_keys(name):
         (["+early_stopping.patience=5"], r"early_stopping\.patience=5: this option of early_stopping has no"),
         (["+sampler.foreground_share=0.9"], r"sampler\.foreground_share=0.9: this option of sampler has no"),
         (["init.inflate_2d=acs"], r"init\.inflate_2d=acs needs init\.pretrained"),
-        (["optimizer.lr=-1"], r"optimizer\.lr must be above 0, got -1"),
+        (["optimizer.lr=-1"], r"optimizer\.lr must be 0 or more, got -1"),
     ],
 )
 def test_what_would_be_ignored_is_refused(arguments, message):

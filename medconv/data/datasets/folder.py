@@ -42,6 +42,11 @@ def folder(
     pairs = pairs_of(images, labels, modality, root)
     label_names = names_of(pairs.labels)
     names = tuple(class_names or _structure_names(_in_root(root, labels)) or class_names_of(label_names))
+    if len(names) == 1:
+        raise ArgumentError(
+            "class_names",
+            f"={list(names)}: the first name is the background's; expected one for each class, too",
+        )
     if not names:
         names = _numbered_names(list(pairs.labels.values())[:_NUM_LABELS_READ])
     return build_dataset(

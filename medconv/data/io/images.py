@@ -113,7 +113,8 @@ def in_folder(folder: Path, argument: str) -> dict[str, Path]:
         ValueError: no such folder, no image in it, an ending in capitals, or two files with one stem.
     """
     if not folder.is_dir():
-        raise ArgumentError(argument, f" {folder}: no such folder")
+        problem = "is a file, expected a folder" if folder.is_file() else "no such folder"
+        raise ArgumentError(argument, f" {folder}: {problem}")
     visible = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     images = [path for path in visible if path.name.endswith(suffixes())]
     volumes = [path for path in images if not raster.is_picture(path)]

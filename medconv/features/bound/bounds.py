@@ -81,8 +81,8 @@ def margins(path: Path, share: float) -> tuple[str, dict[str, float | None]]:
             found[name] = margin([guess for guess, _ in defined], [truth for _, truth in defined], share)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: expected what medconv evaluate writes of predictions with --quality "
-            f"({type(error).__name__}: {error})"
+            f"{path}: has no estimates beside true Dice; expected what medconv evaluate writes of "
+            "predictions that medconv predict --quality made"
         ) from error
     return method, found
 

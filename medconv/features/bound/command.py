@@ -66,10 +66,9 @@ def run_command(options: argparse.Namespace) -> int:
     rows = bounds.bounds(options.predictions, options.calibration, options.share)
     path = options.predictions / bounds.FILE
     bounds.write(rows, options.predictions, options.limit)
-    cases = {row.case for row in rows}
-    print(
-        shown(f"{path}: lower bounds of {len(cases)} cases, which hold in {options.share:.0%} of such cases")
-    )
+    cases = {row.case for row in rows if row.lower is not None}
+    text = f"{path}: lower bounds of {len(cases)} cases"
+    print(shown(f"{text}, which hold in {options.share:.0%} of such cases" if cases else text))
     without = sorted({row.name for row in rows if row.estimate is not None and row.lower is None})
     if without:
         # the smallest n for which n / (n + 1) reaches the share

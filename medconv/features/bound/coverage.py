@@ -36,14 +36,18 @@ def measure(predictions: Path, cases: Sequence[CaseRow], names: Sequence[str]) -
             bound, truth = lower.get((case, name)), dice[name]
             if bound is not None and truth is not None:
                 pairs.append((bound, truth))
+        if not pairs:
+            continue
         held = [truth >= bound for bound, truth in pairs]
         widths = [truth - bound for bound, truth in pairs]
         per_class[name] = {
             "n": len(pairs),
-            "share": sum(held) / len(held) if held else None,
-            "width": sum(widths) / len(widths) if widths else None,
+            "share": sum(held) / len(held),
+            "width": sum(widths) / len(widths),
         }
         pairs_of[name] = pairs
+    if not pairs_of:
+        return None
     return {"wanted": rows[0].share, "per_class": per_class, "pairs": pairs_of}
 
 
@@ -52,7 +56,7 @@ def lines(measured: Mapping[str, Any]) -> list[str]:
     texts = []
     for name, row in measured["per_class"].items():
         texts.append(
-            f"{name}: the lower bound of Dice held in {plain_number(row['share'])} of {row['n']} cases, "
+            f"{name}: the lower bound of Dice held in {round(row['share'] * row['n'])} of {row['n']} cases, "
             f"wanted {measured['wanted']}; true Dice minus bound {plain_number(row['width'])} on average"
         )
     return texts

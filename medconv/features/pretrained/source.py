@@ -38,8 +38,8 @@ class WeightFile:
         """The same config; warns if there is no file."""
         if not is_remote(self.name) and not Path(self.name).exists():
             log.warning(
-                "init.pretrained=%s: no such file or folder; a stopped run resumes without a file, but the "
-                "folder of a trained nnU-Net also holds its plans",
+                "init.pretrained=%s: no such file or folder; only a stopped run resumes without a file, and "
+                "the folder of a trained nnU-Net also holds its plans",
                 self.name,
             )
         return config

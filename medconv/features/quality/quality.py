@@ -121,8 +121,8 @@ def read_calibration(path: Path, names: Sequence[str], method: str = PAIRWISE) -
             lines[name] = line and (float(line[0]), float(line[1]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
-            f"{path}: expected what medconv evaluate writes of predictions with --quality, with a "
-            f"calibration for {', '.join(names)} ({type(error).__name__}: {error})"
+            f"{path}: has no calibration for {', '.join(names)}; expected what medconv evaluate writes of "
+            "predictions that medconv predict --quality made"
         ) from error
     if method_there != method:
         raise ValueError(f"{path}: its calibration is of {method_there}, these predictions have {method}")

@@ -124,6 +124,12 @@ def test_two_files_of_one_case_are_an_error(tmp_path):
         folder(str(tmp_path / "i/*/*.nii.gz"), str(tmp_path / "i/*/*.nii.gz"))
 
 
+def test_the_background_has_a_name_too(tmp_path):
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "a")
+    with pytest.raises(ValueError, match=r"class_names=\['nucleus'\]: the first name is the background's"):
+        folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"), ["nucleus"])
+
+
 def test_masks_of_0_and_255_are_an_error_without_class_names(tmp_path):
     save(tmp_path / "i/a.nii.gz", image_array(0))
     save(tmp_path / "l/a.nii.gz", (label_array(0) > 0).astype(np.uint8) * 255)

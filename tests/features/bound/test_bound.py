@@ -78,7 +78,7 @@ def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(tmp_path
     row = again.result["bound"]["per_class"]["1"]
     assert row["n"] == 3
     assert row["share"] == pytest.approx(2 / 3)
-    assert "1: the lower bound of Dice held in 0.6667 of 3 cases, wanted 0.8" in table(again)
+    assert "1: the lower bound of Dice held in 2 of 3 cases, wanted 0.8" in table(again)
     assert "Lower bounds of Dice" in page_of(again)
     # other predictions since: their manifest has no bounds
     manifest = {"settings": {}, "cases": {}, "overwriting": [], "class_names": ["background", "1"]}
@@ -92,13 +92,17 @@ def test_too_few_cases_are_told_how_many_are_needed(tmp_path, monkeypatch, capsy
     calibration.write_text(json.dumps(segmentation.evaluate(predictions, references).result))
     words = ["--predictions", predictions, "--calibration", calibration, "--share", "0.93"]
     assert tiny.call(monkeypatch, "bound", *words) == DONE
-    assert "--share 0.93 needs at least 14" in capsys.readouterr().out  # 14 / 15 is the first above 0.93
+    out = capsys.readouterr().out
+    assert "lower bounds of 0 cases\n" in out
+    assert "--share 0.93 needs at least 14" in out  # 14 / 15 is the first above 0.93
+    # and evaluation has nothing to say of bounds that are not there
+    assert "the lower bound of Dice" not in table(segmentation.evaluate(predictions, references))
 
 
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
-        ("{}", [], "metrics.json: expected what medconv evaluate writes of predictions with --quality"),
+        ("{}", [], "metrics.json: has no estimates beside true Dice; expected what medconv evaluate writes"),
         ("{}", ["--share", "1"], "--share must lie between 0 and 1, got 1.0"),
         (None, [], "metrics.json"),
     ],

@@ -150,4 +150,4 @@ def test_the_table_has_a_column_for_each_image_level_target(targets, labels, cel
     starts = [lines[0].index(name) for name in names]
     shown = [[line[start:].split("  ")[0].strip() for start in starts] for line in lines[1:]]
     assert shown == [cells, ["-"] * len(names)]
-    assert lines[2].endswith("1 errors") and not lines[1].endswith("errors")
+    assert lines[2].endswith("1 error") and not lines[1].endswith("error")

@@ -166,7 +166,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path, caplog):
     """A run that it began refuses to resume, since the plans are missing; a file is not needed any more."""
     gone = _config(tmp_path / "gone")
     assert with_plans(gone) is gone
-    assert f"init.pretrained={tmp_path / 'gone'}: no such file or folder; a stopped run" in caplog.text
+    assert f"init.pretrained={tmp_path / 'gone'}: no such file or folder; only a stopped run" in caplog.text
     caplog.clear()
     with_plans(_config("hf://owner/name/weights.safetensors"))  # a file of the Hub is not here yet
     assert "no such file" not in caplog.text

@@ -79,7 +79,7 @@ def _check_come_back(regions: Regions, order: Sequence[int], source: Source) -> 
 
     Raises: ValueError: a region is nowhere in a label map, even where the prediction is perfect.
     """
-    written = {}  # by label value; later regions write over earlier ones
+    written: dict[int, int] = {}  # by label value; later regions write over earlier ones
     for value, values in zip(order, regions.values(), strict=True):
         written |= dict.fromkeys(values, value)
     for name, values in regions.items():

@@ -158,7 +158,9 @@ def read_mask(path: Path) -> np.ndarray:
 def _spread(path: Path) -> int:
     """By how much Pillow multiplies grey values that have fewer bits than it has."""
     with _opened(path) as image:
-        raw_modes = [str(tile[3] if isinstance(tile[3], str) else tile[3][0]) for tile in image.tile]
+        raw_modes = [
+            str(tile[3] if isinstance(tile[3], str) else tile[3][0]) for tile in getattr(image, "tile", [])
+        ]
     return _SPREAD.get(raw_modes[0].removesuffix("I"), 1) if raw_modes else 1
 
 

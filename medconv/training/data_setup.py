@@ -375,10 +375,24 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     split = splits.drop_duplicates(split, contents)
     if split.train[0].values is not None:
         splits.check_examples(split, dataset.targets, _remedy(split, data))
+    _warn_without_foreground(split, dataset, measured)
     whole_images = dataset.targets.family.own("whole_images")
     if whole_images:
         whole_images.check(split, dataset, measured, data)
     return split
+
+
+def _warn_without_foreground(split: DataSplit, dataset: Dataset, measured: Fingerprint) -> None:
+    """A false positive has Dice 0 there, and a right answer has none, so that no network is the best."""
+    foreground = {
+        case.id: sum(voxels[1:]) for case, voxels in zip(dataset.cases, measured.class_voxels, strict=False)
+    }
+    counts = [foreground.get(case.id, 0) for case in split.val]
+    if foreground and counts and not any(counts):
+        log.warning(
+            "no validation case has foreground, so that Dice cannot tell a good network from a poor one; "
+            "another data.fold or data.splits_file may have cases with it"
+        )
 
 
 def _remedy(split: DataSplit, data: DataConfig) -> str:

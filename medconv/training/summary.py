@@ -1,6 +1,7 @@
 """What `summary.json` holds: its keys, the best checkpoint's scores, how the run ended, and its machine."""
 
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -106,7 +107,7 @@ def run_metadata(trainer: Any) -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
         "git_commit": git_commit(),
-        "command": " ".join([program, *sys.argv[1:]]),
+        "command": shlex.join([program, *sys.argv[1:]]),
         "job": cluster.job(),
     }
 

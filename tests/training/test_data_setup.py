@@ -295,6 +295,17 @@ def test_what_contradicts_itself_is_an_error(overrides, cases, message):
         built(*overrides, cases=training_cases(cases, (2, 2)))
 
 
+def test_a_fold_without_foreground_to_validate_gets_a_word(tmp_path, caplog):
+    root = tiny.write_dataset(tmp_path / "data", cases=6)
+    settings = config.validate(tiny.composed(*tiny.overrides(root), f"data.cache_dir={tmp_path / 'cache'}"))
+    found = data_setup.split_cases(data_setup.find_data(settings.data), settings.data)
+    for case in found.val:
+        image = nib.load(case.label)
+        nib.save(nib.Nifti1Image(np.zeros(image.shape, np.uint8), image.affine), case.label)
+    prepare_data(settings)
+    assert "no validation case has foreground, so that Dice cannot tell" in caplog.text
+
+
 def test_differences_between_cases_are_logged(tmp_path, caplog):
     caplog.set_level("INFO")
     dataset = tiny_volumes(tmp_path)

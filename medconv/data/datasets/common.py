@@ -88,6 +88,14 @@ def id_error(case_id: str) -> str | None:
     return f"a case id names a file, of at most {_MAX_ID_BYTES} bytes, and cannot be {description}"
 
 
+def id_errors(cases: Sequence[Case]) -> dict[str, str]:
+    """Case id to why it cannot be one, for those that cannot."""
+    found = {case.id: id_error(case.id) for case in cases}
+    return {
+        case.id: f"{case.images[0]}: {found[case.id]}" for case in cases if found[case.id] and case.images
+    }
+
+
 def _is_file_name(name: str) -> bool:
     """Whether a text is one name without folders, not hidden and without control characters."""
     return Path(name).name == name and name[0] != "." and min(name) >= " "
@@ -144,7 +152,7 @@ def build_dataset(
         cases=tuple(sorted(cases, key=lambda case: case.id)),
         class_names=class_names,
         modalities=modalities,
-        errors=errors or {},
+        errors={**id_errors(cases), **(errors or {})},
         targets=targets,  # type: ignore[arg-type]
     )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import build_dataset, modalities_of
+from medconv.data.datasets.common import build_dataset, id_errors, modalities_of
 from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.formats import structures_of
 from medconv.data.io.images import read_label
@@ -83,7 +83,7 @@ class Pairs(NamedTuple):
             cases=tuple(sorted(self.cases, key=lambda case: case.id)),
             class_names=targets.names,
             modalities=self.modalities,
-            errors=self.errors,
+            errors={**id_errors(self.cases), **self.errors},
             targets=targets,
         )
 

@@ -154,7 +154,8 @@ def uncertainty(probabilities: Iterable[Tensor], num_outputs: int, exclusive: bo
         exclusive: whether the channels add up to 1, as of classes; else each is a region.
     """
     total: Tensor | None = None
-    for p in probabilities:
+    for probability in probabilities:
+        p = probability.clamp(0, 1)  # a mean of several networks may be above 1 by rounding
         if exclusive:
             # One term of the sum over classes.
             entropy = -torch.xlogy(p, p) / log(num_outputs)

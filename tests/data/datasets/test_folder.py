@@ -124,6 +124,13 @@ def test_two_files_of_one_case_are_an_error(tmp_path):
         folder(str(tmp_path / "i/*/*.nii.gz"), str(tmp_path / "i/*/*.nii.gz"))
 
 
+def test_an_id_that_is_too_long_for_what_is_named_after_it_is_an_error_of_its_case(tmp_path):
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", ["a", "b" * 220])
+    dataset = folder(str(tmp_path / "i"), str(tmp_path / "l"))
+    ((case, error),) = dataset.errors.items()
+    assert case == "b" * 220 and "a case id names a file, of at most 200 bytes, and cannot be" in error
+
+
 def test_the_background_has_a_name_too(tmp_path):
     write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "a")
     with pytest.raises(ValueError, match=r"class_names=\['nucleus'\]: the first name is the background's"):

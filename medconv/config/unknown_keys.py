@@ -129,12 +129,14 @@ def _unread_by_layout(data: Any) -> Iterator[str]:
     if not isinstance(layout, Mapping):
         return
     defaults = {entry.name: entry.default for entry in fields(DataConfig)}
-    read = str(layout) + str(data.get("raters"))  # raters are relative to the root, too
+    read = str(layout)
+    if "${." in read:  # relative interpolations
+        return
     for name in _OF_LAYOUTS:
         value = data.get(name)
         is_set = value is not None and value != defaults[name]
-        by_raters = name == "root" and data.get("raters") is not None
-        if is_set and not by_raters and f"data.{name}}}" not in read and "${." not in read:
+        of_raters = name == "root" and data.get("raters") is not None
+        if is_set and not of_raters and f"data.{name}}}" not in read:
             yield (
                 f"data.{name}={as_text(value)}: {layout.get('_target_')}, which reads this dataset, takes no "
                 f"such key; it takes {', '.join(key for key in layout if key != '_target_')}"

@@ -42,7 +42,7 @@ def folder(
     pairs = pairs_of(images, labels, modality, root)
     label_names = names_of(pairs.labels)
     names = tuple(class_names or _structure_names(_in_root(root, labels)) or class_names_of(label_names))
-    if len(names) == 1:
+    if class_names and len(names) == 1:
         raise ArgumentError(
             "class_names",
             f"={list(names)}: the first name is the background's; expected one for each class, too",

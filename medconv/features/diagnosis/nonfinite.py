@@ -107,7 +107,7 @@ class Diagnosis:
             with replacing(path, durable=True) as partial, partial.open("wb") as file:
                 checkpoint_io.save(content, file)
         except OSError as error:
-            log.warning("%s: the batch of this step cannot be written (%s)", path, error.strerror)
+            log.warning("%s: the batch of this step cannot be written (%s)", path, error.strerror or error)
             return None
         return path
 

@@ -191,6 +191,6 @@ class StopsAfter(lightning.Callback):
 
 def test_samples_are_not_divided_twice(overrides):
     setup = medconv.prepare(overrides)
-    trainer = lightning.Trainer(max_steps=1, strategy="ddp", devices=1, **QUIET)
+    setup.data.trainer = lightning.Trainer(max_steps=1, strategy="ddp", devices=1, **QUIET)
     with pytest.raises(ValueError, match="needs use_distributed_sampler=False"):
-        trainer.fit(setup.task, setup.data)
+        setup.data.setup("fit")  # as a fit does, which would leave its processes' group behind

@@ -219,10 +219,6 @@ def _label_map_evaluation(
         raise ValueError(
             f"{flag_of(name)} is for classification and regression, whose predictions are a table (.csv)"
         )
-    for name in ("predictions", "compare"):
-        path = getattr(options, name)
-        if path is not None and path.resolve() == options.references.resolve():
-            raise ValueError(f"{flag_of(name)} {path}: are the references; expected what is measured by them")
     workers = options.workers or min(_MAX_WORKERS, num_cores())
     own = own_evaluation(options.predictions)
     if own:

@@ -128,7 +128,7 @@ def load(
         allowed = ", ".join(TO_3D)
         raise ConfigError(f"init.inflate_2d must be null or one of {allowed}, got {inflate_2d}")
     file_tensors, metadata = read.read(path)
-    saved = read.config_group(metadata, "derived")
+    saved = read.config_group(metadata, "derived") or {}
     layers = layers or Layers()
     source = f"init.pretrained={path}"
     tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
@@ -144,7 +144,7 @@ def load(
     file_names = {name: match.file_name(name) for name in tensors}
     pairs = _pairs(file_names, file_tensors, tensors)
     # Before anything is loaded: a network with half of its weights would be worse than an error.
-    saved_conv = str(read.config_group(metadata, "conv").get("_target_", ""))
+    saved_conv = str((read.config_group(metadata, "conv") or {}).get("_target_", ""))
     _check_same_convolution(match, file_tensors, tensors, layers, saved_conv, source)
     _check_dimensions(network, pairs, source, inflate_2d)
     fit = Fit(

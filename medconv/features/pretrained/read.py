@@ -48,18 +48,18 @@ def planned_as(path: Path) -> dict[str, Any]:
         return {}
     _, metadata = read(path)
     derived = config_group(metadata, "derived")
-    if not derived:
+    if derived is None:
         return {}
     # Checkpoints without a size are older than sizes; all networks were as `full` has them.
     size = str(derived.get("size") or "full")
     return {"size": size, "slice_axis": derived.get("slice_axis")}
 
 
-def config_group(metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A group of a checkpoint's config, such as `conv`; empty: other files have none."""
+def config_group(metadata: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """A group of a checkpoint's config, such as `conv`; None: other files have none."""
     config = metadata.get("config")
     group = config.get(name) if isinstance(config, Mapping) else None
-    return group if isinstance(group, Mapping) else {}
+    return group if isinstance(group, Mapping) else None
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:

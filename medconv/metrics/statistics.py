@@ -1,6 +1,6 @@
 """Statistics over cases: mean, sd, median, bootstrap interval; paired comparison of predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,20 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
     n = len(values)
     if n < 2:
         return None, None
-    # the same cases give the same interval in every report
-    rng = np.random.default_rng(0)
-    resamples_per_chunk = max(1, _NUMBERS_PER_CHUNK // n)
-    chunk_means = []
-    for start in range(0, _RESAMPLES, resamples_per_chunk):
-        size = min(resamples_per_chunk, _RESAMPLES - start)
-        indices = rng.integers(n, size=(size, n))
-        chunk_means.append(values[indices].mean(1))
+    chunk_means = [values[indices].mean(1) for indices in _resamples(n)]
     low, high = np.percentile(np.concatenate(chunk_means), [2.5, 97.5])
     return float(low), float(high)
+
+
+def _resamples(n: int) -> Iterator[np.ndarray]:
+    """Indices of resamples of n cases, in chunks; the same cases give the same interval in every report.
+
+    Shape: each (resamples, n).
+    """
+    rng = np.random.default_rng(0)
+    per_chunk = max(1, _NUMBERS_PER_CHUNK // n)
+    for start in range(0, _RESAMPLES, per_chunk):
+        yield rng.integers(n, size=(min(per_chunk, _RESAMPLES - start), n))
 
 
 def interval_of_column_means(values: np.ndarray) -> tuple[float | None, float | None]:
@@ -63,14 +67,12 @@ def interval_of_column_means(values: np.ndarray) -> tuple[float | None, float | 
         return None, None
     known = ~np.isnan(values)
     filled = np.where(known, values, 0)
-    rng = np.random.default_rng(0)
-    resamples_per_chunk = max(1, _NUMBERS_PER_CHUNK // n)
     chunk_means = []
-    for start in range(0, _RESAMPLES, resamples_per_chunk):
-        size = min(resamples_per_chunk, _RESAMPLES - start)
-        indices = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+    for indices in _resamples(n):
+        size = len(indices)
         # how often each resample has each case
-        counts = np.bincount(indices.ravel(), minlength=size * n).reshape(size, n).astype(float)
+        numbered = indices + n * np.arange(size)[:, None]
+        counts = np.bincount(numbered.ravel(), minlength=size * n).reshape(size, n).astype(float)
         weights = counts @ known
         means = np.divide(counts @ filled, weights, out=np.full(weights.shape, np.nan), where=weights > 0)
         chunk_means.append(np.nanmean(means, 1))

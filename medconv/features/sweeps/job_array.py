@@ -56,7 +56,7 @@ def run(jobs: Sequence[Job], system: BatchSystem, launcher: Mapping[str, Any], k
         if array is None:
             content = script(jobs_to_run, system, launcher, keys)
             array = _submit(home, system, jobs_to_run, states, content)
-        _wait(home, system, jobs_to_run, array, float(launcher.get("poll_seconds", 10)))
+        _wait(home, system, jobs_to_run, array, float(launcher.get("poll_seconds") or 10))
     for job in jobs:
         job.code = _code(job, system)
 

@@ -25,6 +25,7 @@ class Limits:
     Args:
         ge, gt, le, lt: greater or equal, greater than, less or equal, less than; `lt=math.inf`: finite.
         choices: the only words or numbers.
+        share: up to 1 a share, above it a whole number, as Lightning reads batches.
         duration: the key takes a duration, as `values.duration_seconds` reads it; bounds are of its seconds.
         path: the key takes a path on this machine, not an address such as s3://bucket.
     """
@@ -34,6 +35,7 @@ class Limits:
     le: float | None = None
     lt: float | None = None
     choices: tuple[str | int, ...] = ()
+    share: bool = False
     duration: bool = False
     path: bool = False
 
@@ -54,6 +56,7 @@ class Limits:
             and (self.gt is None or number > self.gt)
             and (self.le is None or number <= self.le)
             and (self.lt is None or number < self.lt)
+            and (not self.share or number <= 1 or number % 1 == 0)
             for number in numbers
         )
 
@@ -64,6 +67,7 @@ class Limits:
             ("more than {:g}", self.gt),
             ("at most {:g}", self.le),
             ("finite" if self.lt == math.inf else "below {:g}", self.lt),
+            ("whole above 1", self.share or None),
         ]
         return " and ".join(words.format(bound) for words, bound in bounds if bound is not None)
 

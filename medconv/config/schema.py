@@ -242,6 +242,9 @@ class TrainerConfig:
     max_steps: int = key(-1, "optimizer steps; -1: no limit", ge=-1)
     accumulate_grad_batches: int = key(1, "batches before each optimizer step", ge=1)
     gradient_clip_val: float | None = key(None, "largest norm of the gradient; null does not clip", ge=0)
+    gradient_clip_algorithm: str | None = key(
+        None, "norm: of all gradients together, the default; value: each one", choices=("norm", "value")
+    )
     benchmark: bool | None = key(
         None, "null: cuDNN tries its algorithms on a GPU, unless trainer.deterministic is set"
     )
@@ -251,16 +254,20 @@ class TrainerConfig:
     sync_batchnorm: bool = key(False, "batch norms over all GPUs")
     # whole numbers are batches, fractions are shares, as in Lightning
     limit_train_batches: Any = key(
-        None, "batches of an epoch, or a share of them", accepts=float | None, ge=0
+        None, "batches of an epoch, or a share of them", accepts=float | None, ge=0, share=True
     )
     limit_val_batches: Any = key(
         None,
         "validation batches of each process, or a share; of one case, or of data.batch_size whole images",
         accepts=float | None,
         ge=0,
+        share=True,
     )
-    limit_test_batches: Any = key(None, "the same for test cases", accepts=float | None, ge=0)
+    limit_test_batches: Any = key(None, "the same for test cases", accepts=float | None, ge=0, share=True)
     limit_predict_batches: Any = key(None, "not used: medconv predict predicts", accepts=float | None, ge=0)
+    overfit_batches: Any = key(
+        0.0, "train and validate on the first batches alone, or a share", accepts=float, ge=0, share=True
+    )
     # Lightning accepts 0 and then never validates
     check_val_every_n_epoch: int | None = key(1, "epochs between validations", gt=0)
     val_check_interval: Any = key(
@@ -268,7 +275,10 @@ class TrainerConfig:
         "batches between validations, a share of an epoch, or a duration",
         accepts=float | str | dict[str, Any] | None,
         gt=0,
+        share=True,
     )
+    num_sanity_val_steps: int = key(2, "cases that a new run validates first; -1: all", ge=-1)
+    reload_dataloaders_every_n_epochs: int = key(0, "0: never", ge=0)
     enable_progress_bar: bool = key(True, "in a terminal")
     model_registry: str | None = key(None, "not used: checkpoints are files")
     plugins: Any = key(None, "a list of nodes with _target_")

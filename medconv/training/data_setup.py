@@ -170,6 +170,8 @@ def prepare_data(
     # What there is; a wrong split or pair of classes is told before any image is read
     dataset = find_data(data)
     split = split_cases(dataset, data)
+    if data.num_folds != DataConfig.num_folds and (reason := _no_folds(dataset, data)):
+        log.warning("data.num_folds=%d has no effect: %s", data.num_folds, reason)
     pairs = flip_label_pairs(dataset, data)
     # Every file is checked and measured, or was before and has not changed
     home = dataset_folder(Path(data.cache_dir), dataset)
@@ -359,6 +361,17 @@ def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
     """The split that the dataset or `data.fold` defines. Raises: ValueError: see `splits.split_cases`."""
     splits_file = Path(data.splits_file) if data.splits_file else None
     return splits.split_cases(dataset.cases, data.fold, data.num_folds, splits_file)
+
+
+def _no_folds(dataset: Dataset, data: DataConfig) -> str | None:
+    """Why the cases are not divided into `data.num_folds` folds; None: they are."""
+    if data.splits_file is not None:
+        return f"{data.splits_file} has the folds"
+    if data.fold == "all":
+        return "data.fold=all trains on every case"
+    if any(case.split == "val" for case in dataset.cases):
+        return "the dataset defines its training and validation cases"
+    return None
 
 
 @configs.arguments_as_keys("data")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.tensorboard.summary import hparams
 
 from medconv import config as configs
-from medconv.config import PerfConfig, RunConfig, TrainerConfig
+from medconv.config import DataConfig, RunConfig, TaskConfig
 from medconv.config.values import to_yaml
 from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.layers.fast_norm import SWAPPED
@@ -176,7 +176,7 @@ def announce(config: RunConfig, prepared: PreparedData, task: Task, trainer: Tra
     log.info("trainer: %d x %s, precision %s", trainer.world_size, device, trainer.precision)
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
-    for line in without_effect(config.perf, config.trainer, network, test=config.test):
+    for line in without_effect(config, network):
         log.warning("%s", line)
     has_fast_norms = any(isinstance(layer, SWAPPED) for layer in network.modules())
     if config.perf.fast_norm and has_fast_norms and uses_gpu(config.trainer.accelerator):
@@ -185,10 +185,13 @@ def announce(config: RunConfig, prepared: PreparedData, task: Task, trainer: Tra
             log.warning("perf.fast_norm=true: norms are several times slower than they could be: %s", missing)
 
 
-def without_effect(
-    perf: PerfConfig, trainer: TrainerConfig, network: nn.Module, *, test: bool = False
-) -> list[str]:
-    """One line for each setting that is on but has no effect here, with the reason."""
+def without_effect(config: RunConfig, network: nn.Module) -> list[str]:
+    """One line for each setting that is on but has no effect here, with the reason.
+
+    Args: config: resolved.
+    """
+    perf = config.perf
+    trainer = config.trainer
     no_gpu = not uses_gpu(trainer.accelerator)
     has_fast_norms = any(isinstance(layer, SWAPPED) for layer in network.modules())
     reasons = {}
@@ -210,7 +213,7 @@ def without_effect(
     if perf.activation_checkpointing == "pointwise" and perf.compile:
         setting = "perf.activation_checkpointing=pointwise"
         reasons[setting] = "the compiler itself chooses what to recompute"
-    if trainer.limit_test_batches is not None and not test:
+    if trainer.limit_test_batches is not None and not config.test:
         reasons["trainer.limit_test_batches"] = "a run tests with test=true only"
     if trainer.limit_predict_batches is not None:
         reasons["trainer.limit_predict_batches"] = "a run predicts nothing"
@@ -218,6 +221,12 @@ def without_effect(
         reasons["trainer.sync_batchnorm=true"] = "one device has all samples of a batch"
     if trainer.model_registry is not None:
         reasons["trainer.model_registry"] = "checkpoints are files"
+    if config.data.num_workers == 0 and config.data.prefetch_factor != DataConfig.prefetch_factor:
+        reasons["data.prefetch_factor"] = "data.num_workers=0 loads each batch when it is needed"
+    if not config.derived.per_voxel:
+        for key in ("overlap", "sw_batch_size"):
+            if getattr(config.task, key) != getattr(TaskConfig, key):
+                reasons[f"task.{key}"] = "the network takes whole images, not windows of them"
     return [f"{setting} has no effect: {reason}" for setting, reason in reasons.items()]
 
 

@@ -221,8 +221,11 @@ def test_a_precision_may_be_a_number_or_null():
     [
         ("devices", [None, 2, "auto", [0, 1]], [0.5, {"a": 1}]),
         ("deterministic", [True, "warn", None], ["yes", 1]),
-        ("limit_val_batches", [0, 0.5, 3, None], [-1, "half"]),
-        ("val_check_interval", [0.5, 10, "00:01:00:00", None], [0, -1]),
+        ("limit_val_batches", [0, 0.5, 3, 3.0, None], [-1, 1.5, "half"]),
+        ("val_check_interval", [0.5, 10, "00:01:00:00", None], [0, -1, 2.5]),
+        ("overfit_batches", [0.0, 0.5, 1], [-1, 1.5, None]),
+        ("num_sanity_val_steps", [-1, 0], [-2]),
+        ("gradient_clip_algorithm", ["value", None], ["max"]),
         ("max_epochs", [None, -1, 3], [-2]),
     ],
 )

@@ -216,7 +216,14 @@ def test_one_message_names_the_key(override, expected, dataset, tmp_path, monkey
         ),
         ("trainer.max_time=00:00:00:00", "trainer.max_time must be more than 0, got 00:00:00:00"),
         ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch must be more than 0, got 0"),
-        ("trainer.val_check_interval=0.0", "trainer.val_check_interval must be more than 0, got 0"),
+        (
+            "trainer.limit_train_batches=1.5",
+            "trainer.limit_train_batches must be at least 0 and whole above 1",
+        ),
+        (
+            "trainer.val_check_interval=0.0",
+            "trainer.val_check_interval must be more than 0 and whole above 1",
+        ),
     ],
 )
 def test_what_needs_no_data_fails_before_data_is_read(override, expected, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """medconv/training/data_setup.py: the dataset of a config, its loaders and its sampler."""
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -304,6 +305,21 @@ def test_a_fold_without_foreground_to_validate_gets_a_word(tmp_path, caplog):
         nib.save(nib.Nifti1Image(np.zeros(image.shape, np.uint8), image.affine), case.label)
     prepare_data(settings)
     assert "no validation case has foreground, so that Dice cannot tell" in caplog.text
+
+
+def test_a_number_of_folds_that_nothing_divides_is_named(tmp_path, caplog):
+    root = tiny.write_dataset(tmp_path / "data", cases=4)
+    splits = tmp_path / "splits.json"
+    names = [case.id for case in data_setup.find_data(tiny.checked(root).data).cases]
+    splits.write_text(json.dumps([{"train": names[:3], "val": names[3:]}]))
+    for overrides, reason in (
+        ((f"data.splits_file={splits}",), f"data.num_folds=3 has no effect: {splits} has the folds"),
+        (("data.fold=all",), "data.num_folds=3 has no effect: data.fold=all trains on every case"),
+        ((), None),
+    ):
+        caplog.clear()
+        prepare_data(tiny.checked(root, "data.num_folds=3", *overrides))
+        assert reason in caplog.messages if reason else "has no effect" not in caplog.text
 
 
 def test_differences_between_cases_are_logged(tmp_path, caplog):

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
-from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TrainerConfig
+from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig, TrainerConfig
 from medconv.training import loggers
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.loggers import CsvLogger, TensorBoard
@@ -27,7 +27,7 @@ CONFIG = RunConfig(
     loss={"class_weights": {"lesion": 4}},
     trainer=TrainerConfig(accelerator="cpu", benchmark=True),
     perf=PLAIN,
-    derived=Derived(patch_size=[32, 48], spacing_mm=[0.5, 1.25], slice_axis=2),
+    derived=Derived(patch_size=[32, 48], spacing_mm=[0.5, 1.25], slice_axis=2, per_voxel=True),
 )
 PARAMETERS = {
     "data.batch_size": 3.0,
@@ -74,14 +74,18 @@ def test_a_run_says_why_its_patches_have_few_sizes(caplog):
     assert line in caplog.messages
 
 
+def without_effect(network, **changes):
+    config = replace(CONFIG, **{"trainer": TrainerConfig(accelerator="cpu"), **changes})
+    return loggers.without_effect(config, network)
+
+
 NORMS = nn.Sequential(nn.Conv3d(1, 2, 1), nn.InstanceNorm3d(2))
 
 
 def test_fast_norm_without_such_norms_is_named():
     perf = PerfConfig(channels_last=True, fast_norm=True)
-    trainer = TrainerConfig(accelerator="cpu")
-    assert loggers.without_effect(perf, trainer, NORMS) == []
-    (line,) = loggers.without_effect(perf, trainer, nn.Sequential(nn.Conv3d(1, 2, 1)))
+    assert without_effect(NORMS, perf=perf) == []
+    (line,) = without_effect(nn.Sequential(nn.Conv3d(1, 2, 1)), perf=perf)
     assert line == "perf.fast_norm=true has no effect: this network has no instance, group or batch norms"
 
 
@@ -106,27 +110,40 @@ DEPTHWISE = nn.Sequential(nn.Conv3d(4, 4, 3, groups=4), nn.InstanceNorm3d(4))
 def test_fast_depthwise_without_effect_is_named(network, setting, precision, line):
     perf = replace(PLAIN, fast_depthwise=setting)
     trainer = TrainerConfig(accelerator="cpu", precision=precision)
-    assert loggers.without_effect(perf, trainer, network) == ([] if line is None else [line])
+    assert without_effect(network, perf=perf, trainer=trainer) == ([] if line is None else [line])
 
 
 def test_switches_without_effect_are_named_with_the_reason():
-    trainer = TrainerConfig(accelerator="cpu")
-    assert loggers.without_effect(PLAIN, trainer, NORMS) == []
-    assert loggers.without_effect(
-        replace(PLAIN, cuda_graphs=True), replace(trainer, benchmark=True), NORMS
-    ) == [
+    assert without_effect(NORMS) == []
+    trainer = TrainerConfig(accelerator="cpu", benchmark=True)
+    assert without_effect(NORMS, perf=replace(PLAIN, cuda_graphs=True), trainer=trainer) == [
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
     ]
     perf = PerfConfig(channels_last=False, activation_checkpointing="pointwise", compile=True)
-    assert [line.split(" ")[0] for line in loggers.without_effect(perf, trainer, NORMS)] == [
+    assert [line.split(" ")[0] for line in without_effect(NORMS, perf=perf)] == [
         "perf.fast_norm=true",
         "perf.activation_checkpointing=pointwise",
     ]
-    limited = replace(trainer, limit_test_batches=2)
-    lines = loggers.without_effect(PLAIN, limited, NORMS)
+    limited = TrainerConfig(accelerator="cpu", limit_test_batches=2)
+    lines = without_effect(NORMS, trainer=limited)
     assert lines == ["trainer.limit_test_batches has no effect: a run tests with test=true only"]
-    assert loggers.without_effect(PLAIN, limited, NORMS, test=True) == []
+    assert without_effect(NORMS, trainer=limited, test=True) == []
+
+
+def test_keys_of_workers_and_windows_are_named_where_there_are_none():
+    loading = DataConfig(num_workers=0, prefetch_factor=4)
+    assert without_effect(NORMS, data=loading) == [
+        "data.prefetch_factor has no effect: data.num_workers=0 loads each batch when it is needed"
+    ]
+    assert without_effect(NORMS, data=replace(loading, num_workers=1)) == []
+    windows = TaskConfig(overlap=0.25, sw_batch_size=1)
+    assert without_effect(NORMS, task=windows) == []
+    whole_images = replace(CONFIG.derived, per_voxel=False)
+    assert without_effect(NORMS, task=windows, derived=whole_images) == [
+        "task.overlap has no effect: the network takes whole images, not windows of them",
+        "task.sw_batch_size has no effect: the network takes whole images, not windows of them",
+    ]
 
 
 def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path):

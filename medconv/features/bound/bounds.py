@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -26,7 +27,9 @@ from medconv.metrics.dice import ClassScores
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original
 from medconv.utils.locks import held
+from medconv.utils.logging import some
 
+log = logging.getLogger(__name__)
 FILE = "bounds.csv"  # in the folder of the predictions
 _HEADER = ("case", "class", "estimated_dice", "lower_bound", "share")
 
@@ -100,6 +103,7 @@ def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
     cases = sorted(path.stem for path in folder.glob("*.json"))
     if not cases:
         raise ValueError(f"{predictions}: no estimates of Dice; predict with --quality")
+    _warn_of_known(cases, calibration)
     method = predicted_quality.method(predictions, cases)
     if method != method_there:
         raise ValueError(f"{calibration}: its estimates are {method_there}, those of {predictions} {method}")
@@ -112,6 +116,25 @@ def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
                 lower = min(1.0, max(0.0, estimate - distance))
             rows.append(Bound(case, name, estimate, lower, share))
     return rows
+
+
+def _warn_of_known(cases: Sequence[str], calibration: Path) -> None:
+    """Tell of cases that are not exchangeable with new ones. Args: cases: to be bounded."""
+    content = read_json(calibration)
+    trained = content.get("train_cases") or []
+    if trained:
+        log.warning(
+            "%s: the networks were trained on %d of its cases (%s), where Dice is higher than on new ones; "
+            "bounds are too high",
+            *(calibration, len(trained), some(trained)),
+        )
+    calibrated = {row["case"] for row in content["cases"]}
+    common = [case for case in cases if case in calibrated]
+    if common:
+        log.warning(
+            "%s also has %d of the cases to bound (%s); how often these bounds hold says nothing of others",
+            *(calibration, len(common), some(common)),
+        )
 
 
 def write(rows: Sequence[Bound], folder: Path, limit: float | None = None) -> None:

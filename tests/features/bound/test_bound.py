@@ -66,6 +66,7 @@ def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(tmp_path
     words = ["--predictions", new, "--calibration", calibration, "--share", "0.8", "--limit", "0.8"]
     assert tiny.call(monkeypatch, "bound", *words) == DONE
     printed = capsys.readouterr().out
+    assert "of the cases to bound" not in printed
     assert "2 cases to look at" in printed
     assert printed.index("poor") < printed.index("lost")
     rows = {row.case: row for row in bounds.read(new / bounds.FILE)}
@@ -93,10 +94,25 @@ def test_too_few_cases_are_told_how_many_are_needed(tmp_path, monkeypatch, capsy
     words = ["--predictions", predictions, "--calibration", calibration, "--share", "0.93"]
     assert tiny.call(monkeypatch, "bound", *words) == DONE
     out = capsys.readouterr().out
+    assert "also has 3 of the cases to bound (c1, c2, c3)" in out
     assert "lower bounds of 0 cases\n" in out
     assert "--share 0.93 needs at least 14" in out  # 14 / 15 is the first above 0.93
     # and evaluation has nothing to say of bounds that are not there
     assert "the lower bound of Dice" not in table(segmentation.evaluate(predictions, references))
+
+
+def test_cases_that_the_networks_were_trained_on_calibrate_with_a_warning(tmp_path, caplog):
+    predictions, references = evaluated(tmp_path, "known", {"c1": 1, "c2": 2})
+    manifest = {"settings": {}, "cases": {}, "overwriting": [], "class_names": ["background", "1"]}
+    (predictions / "prediction.json").write_text(json.dumps({**manifest, "train_cases": ["c2", "c9"]}))
+    calibration = tmp_path / "metrics.json"
+    calibration.write_text(json.dumps(segmentation.evaluate(predictions, references).result))
+    new, _ = evaluated(tmp_path, "new", {"c3": 1})
+    bounds.bounds(new, calibration, 0.5)
+    (record,) = (
+        record for record in caplog.records if record.levelname == "WARNING" and "bound" in record.name
+    )
+    assert "the networks were trained on 1 of its cases (c2)" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,8 @@ def _read_files(options: argparse.Namespace) -> list[Path]:
         files = [*tables, *manifests, options.labels]
     if options.references is None:
         return files
+    # points of all cases may be one table
+    files += [path for path in (*prediction_sets, options.references) if path.is_file()]
     manifests = [home(path) / MANIFEST for path in prediction_sets]
     # absolute, as the references may be `.`
     dataset_folder = home(options.references).absolute().parent

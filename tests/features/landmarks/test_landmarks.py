@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -230,6 +231,18 @@ def test_points_of_another_program_are_scored_from_folders_and_from_one_table(ca
     (predictions / "prediction.json").write_text(json.dumps({"targets": targets}))
     for references in (cases / "csv", cases / "all.csv"):
         assert medconv.evaluate(predictions, references).mean["mre"] == 0
+
+
+def test_scores_do_not_replace_the_table_of_references(cases, tmp_path, monkeypatch, capsys):
+    predictions = tmp_path / "csv"
+    shutil.copytree(cases / "csv", predictions)
+    targets = LandmarkTargets(("apex", "base"), 3.0, 0.2).plain()
+    (predictions / "prediction.json").write_text(json.dumps({"targets": targets}))
+    table = Path(shutil.copy(cases / "all.csv", tmp_path))
+    words = ("--predictions", predictions, "--references", table, "--output", table.with_suffix(".json"))
+    assert tiny.call(monkeypatch, "evaluate", *words) == USER
+    assert f"would replace {table}, which this evaluation reads" in capsys.readouterr().err
+    assert table.read_text() == (cases / "all.csv").read_text()
 
 
 def test_there_are_no_classes_to_draw_equally_often(cases, tmp_path):

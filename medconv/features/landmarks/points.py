@@ -99,7 +99,9 @@ def _rows(path: Path, case: str) -> Rows:
         return _of_slicer(path, content)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected an object such as {{'apex': [x, y, z]}}, in mm (RAS)")
-    return list(content.items())
+    # Pairs, since a dict would lose a name that is there twice
+    pairs: Rows = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
+    return pairs
 
 
 @lru_cache(maxsize=4)
@@ -107,17 +109,23 @@ def _table(path: Path, modified: int) -> dict[str | None, Rows]:
     """The rows of each case of a CSV file; of None, if it has no column `case`.
 
     Args: modified: when; a table of all cases is read once, and again after it has changed.
-    Raises: ValueError: unreadable, or other columns.
+    Raises: ValueError: unreadable, other columns, or a row with more cells, or without its case.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
+            numbered_rows = [(reader.line_num, row) for row in reader]
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from error
     columns = reader.fieldnames or ()
+    rows = [row for _, row in numbered_rows]
     if rows and not set(_COLUMNS) <= set(columns):
         raise ValueError(f"{path}: expected the columns name, x, y, z, in mm (RAS), or these and case")
+    for number, row in numbered_rows:
+        if any(row.get(None) or ()):  # a decimal comma would make two numbers of one
+            raise ValueError(f"{path}, row {number}: more cells than columns; decimals are written 1.5")
+        if "case" in columns and not row["case"] and any(row[column] for column in _COLUMNS):
+            raise ValueError(f"{path}, row {number}: the point {row['name']} has no case")
     if "case" not in columns:
         return {None: [(row["name"], [row["x"], row["y"], row["z"]]) for row in rows]}
     cases: dict[str | None, Rows] = {}

@@ -125,6 +125,10 @@ def test_a_table_has_a_row_for_a_case_without_points(tmp_path):
     write_points(path, {"=apex": np.array([1.0, 2, 3])}, "a", {"=apex": 0.5})
     assert read_points(path, "a")["=apex"].tolist() == [1, 2, 3]
     assert path.read_text().splitlines()[1].endswith(",0.500")
+    # as of merged cells of a spreadsheet; its point would count as absent
+    path.write_text("case,name,x,y,z\na,apex,1,2,3\n\n,base,4,5,6\n,,,,\n")
+    with pytest.raises(ValueError, match=r"a.csv, row 4: the point base has no case"):
+        read_points(path, "a")
 
 
 @pytest.mark.parametrize("reoriented", [True, False])
@@ -162,6 +166,12 @@ WRONG = {
         '{"markups": [{"controlPoints": [POINT, POINT]}]}',
         ".mrk.json",
         "the point apex is there twice",
+    ),
+    "twice in JSON": ('{"apex": [1, 2, 34], "apex": [1, 2, 35]}', ".json", "the point apex is there twice"),
+    "decimal commas": (
+        "name,x,y,z\napex,1,5,2,25,34,0",
+        ".csv",
+        "row 2: more cells than columns; decimals are written 1.5",
     ),
     "outside": ('{"apex": [500, 0, 40]}', ".json", "apex at (500, 0, 40) mm (RAS) lies outside of the image"),
     "numbers": ('{"apex": [1, 2]}', ".json", "apex is at [1, 2], expected three finite numbers"),

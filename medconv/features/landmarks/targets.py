@@ -75,6 +75,11 @@ class LandmarkTargets(Targets):
         return {"kind": self.kind, **asdict(self), "names": list(self.names)}
 
     @property
+    def description(self) -> str:
+        # one width and one threshold serve the mean of several networks
+        return f"{super().description}; sigma_mm={self.sigma_mm:g}, threshold={self.threshold:g}"
+
+    @property
     def num_outputs(self) -> int:
         return len(self.names)
 

@@ -382,6 +382,16 @@ def test_predictions_are_those_of_the_validation(cases, trained, tmp_path, monke
     assert "case3.mrk.json: unknown point tip, expected apex, base" in capsys.readouterr().err
 
 
+def test_networks_of_other_thresholds_are_not_averaged(trained):
+    """That of the first would decide which points are absent."""
+    (member,) = Predictor.load(trained).members
+    assert len(Predictor([member, member]).members) == 2
+    for field, value in {"threshold": 0.3, "sigma_mm": 5.0}.items():
+        other = replace(member, targets=replace(member.targets, **{field: value}))
+        with pytest.raises(ValueError, match=rf"its targets differ: .*{field}={value:g}"):
+            Predictor([member, other])
+
+
 def test_half_precision_throughout_is_refused(cases, tmp_path):
     """Lightning would round the positions, as all numbers of a batch."""
     with pytest.raises(ConfigError, match=r"trainer\.precision=bf16-true rounds the numbers to learn"):

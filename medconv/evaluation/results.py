@@ -13,7 +13,7 @@ from medconv.inference.output import MANIFEST, TABLE
 from medconv.targets import Targets, all_kinds
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text
-from medconv.utils.errors import ArgumentError, reason
+from medconv.utils.errors import ArgumentError, explained, reason
 from medconv.utils.logging import some
 
 
@@ -64,11 +64,15 @@ def own_evaluation(predictions: Path) -> Callable[..., Evaluation] | None:
     """What evaluates these images, by the manifest beside them; None: they are label maps of classes.
 
     Args: predictions: folder, or pattern with `{id}`.
+    Raises: ValueError: its targets are of no kind, or incomplete.
     """
+    manifest = home(predictions) / MANIFEST
     try:
-        targets = Targets.from_plain(read_json(home(predictions) / MANIFEST)["targets"])
+        content = read_json(manifest)["targets"]
     except (ValueError, KeyError, TypeError):  # whoever reads label maps says what is wrong with it
         return None
+    with explained(f"{manifest}: its `targets` are not usable"):
+        targets = Targets.from_plain(content)
     evaluate: Callable[..., Evaluation] | None = targets.family.own("evaluate")
     return evaluate
 

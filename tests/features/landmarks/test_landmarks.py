@@ -241,6 +241,10 @@ def test_points_of_another_program_are_scored_from_folders_and_from_one_table(ca
     (predictions / "prediction.json").write_text(json.dumps({"targets": targets}))
     for references in (cases / "csv", cases / "all.csv"):
         assert medconv.evaluate(predictions, references).mean["mre"] == 0
+    del targets["sigma_mm"]  # no reason to look for label maps there
+    (predictions / "prediction.json").write_text(json.dumps({"targets": targets}))
+    with pytest.raises(ValueError, match=r"prediction.json: its `targets` are .* a positive sigma_mm"):
+        medconv.evaluate(predictions, cases / "csv")
 
 
 def test_scores_do_not_replace_the_table_of_references(cases, tmp_path, monkeypatch, capsys):

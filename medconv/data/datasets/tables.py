@@ -143,3 +143,12 @@ def row_ids(
         log.warning("%s: the column 'case' does not name each row; cases are named after their images", table)
     paths = [table.parent / row[path_column] for row in rows]
     return ids_of(paths, table.parent, table)
+
+
+def case_of_row(row_id: str, cases: Collection[str]) -> str:
+    """The case of a row, by its id of `row_ids`: without the number of a channel where only that is a case.
+
+    A row by path may name the file of a first channel, as nnU-Net has it.
+    """
+    case_id = row_id.removesuffix("_0000")
+    return case_id if row_id not in cases and case_id in cases else row_id

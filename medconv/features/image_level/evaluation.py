@@ -109,7 +109,7 @@ def evaluate(
     table = read_predictions(predictions, "predictions")
     targets = targets_of(table, labels, label_columns)
     path_column = str(read_manifest(predictions.parent).get("path_column", PATH_COLUMN))  # of training
-    truth = read_truth(labels, targets, label_columns, split, split_column, path_column)
+    truth = read_truth(labels, targets, label_columns, split, split_column, path_column, table.outputs)
     cases = _common_cases(table, truth, labels, split)
     outputs, values = _arrays(table, truth, cases)
     result = {

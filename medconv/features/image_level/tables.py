@@ -3,14 +3,21 @@ labels.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.tables import PATH_COLUMN, is_missing, path_column_of, read_rows, row_ids
+from medconv.data.datasets.tables import (
+    PATH_COLUMN,
+    case_of_row,
+    is_missing,
+    path_column_of,
+    read_rows,
+    row_ids,
+)
 from medconv.features.image_level.csv_table import SPLITS
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
@@ -125,6 +132,7 @@ def read_truth(
     split: str | None = None,
     split_column: str = "split",
     path_column: str = PATH_COLUMN,
+    predicted: Collection[str] = (),
 ) -> Truth:
     """Read a table of true labels.
 
@@ -138,6 +146,7 @@ def read_truth(
         split: read only rows with this value in the split column; None: all.
         split_column: its name.
         path_column: with the image files; `path` is taken, too.
+        predicted: ids of cases, which may lack the number of a channel that a row's file has.
     Raises:
         ValueError: no such file or column, or a label that does not fit; names the row.
     """
@@ -152,7 +161,8 @@ def read_truth(
         raise ValueError(f"labels {path}: a column {accepted} is needed, to tell which case a row is for")
     # A label may be called `case`; then the image tells the case.
     used = columns if files is not None and rows else ()
-    ids = row_ids(path, header, [row for _, row in rows], files or PATH_COLUMN, used)
+    row_names = row_ids(path, header, [row for _, row in rows], files or PATH_COLUMN, used)
+    ids = [case_of_row(name, predicted) for name in row_names]
     cases = list(zip(ids, rows, strict=True))
     if split is not None:
         cases = [(case, row) for case, row in cases if _split_of(row[1], split_column) == split]

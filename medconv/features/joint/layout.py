@@ -9,7 +9,7 @@ from pathlib import Path
 from medconv.data.case import Dataset
 from medconv.data.datasets.dataset_json import auto
 from medconv.data.datasets.folder import folder
-from medconv.data.datasets.tables import is_missing, read_rows, row_ids
+from medconv.data.datasets.tables import case_of_row, is_missing, read_rows, row_ids
 from medconv.features.image_level.table_targets import targets_of_columns
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.joint.targets import JointTargets
@@ -51,12 +51,9 @@ def joint(
     if type(dataset.targets) is not LabelMapTargets:
         raise ArgumentError("root", f"={root}: has {dataset.targets.kind}, expected label maps of classes")
     columns = [label_columns] if isinstance(label_columns, str) else list(label_columns or ["label"])
-    of_image, values, errors = _read(Path(table), columns, target_type, value_names)
     ids = [case.id for case in dataset.cases]
-    # A row by path may name the file of a first channel, as nnU-Net has it
     known_ids = frozenset(ids)
-    values = {_case_of(name, known_ids): each for name, each in values.items()}
-    errors = {_case_of(name, known_ids): each for name, each in errors.items()}
+    of_image, values, errors = _read(Path(table), known_ids, columns, target_type, value_names)
     lacking = [case_id for case_id in ids if case_id not in values and case_id not in errors]
     others = [case_id for case_id in values if case_id not in known_ids]
     if len(lacking) == len(ids):
@@ -80,14 +77,12 @@ def joint(
     )
 
 
-def _case_of(name: str, ids: Collection[str]) -> str:
-    """The id of a row: its name, without the number of a channel if there is only such a case."""
-    case_id = name.removesuffix("_0000")
-    return case_id if name not in ids and case_id in ids else name
-
-
 def _read(
-    path: Path, columns: Sequence[str], target_type: str | None, names: Sequence[str] | None
+    path: Path,
+    cases: Collection[str],
+    columns: Sequence[str],
+    target_type: str | None,
+    names: Sequence[str] | None,
 ) -> tuple[ImageLevelTargets, dict[str, tuple[float, ...]], dict[str, str]]:
     """What the values mean, case to its values, and case to what is wrong with its row.
 
@@ -110,7 +105,8 @@ def _read(
     of_image = targets_of_columns(columns, cells, target_type, names, path)
     values: dict[str, tuple[float, ...]] = {}
     errors: dict[str, str] = {}
-    for case_id, (number, _), *texts in zip(ids, numbered_rows, *cells, strict=True):
+    for row_id, (number, _), *texts in zip(ids, numbered_rows, *cells, strict=True):
+        case_id = case_of_row(row_id, cases)
         if case_id in values or case_id in errors:
             raise ValueError(f"{path}, row {number}: case {case_id} is there twice")
         if not any(texts):

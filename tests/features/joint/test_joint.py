@@ -14,13 +14,14 @@ from helpers import small_runs, tiny
 
 import medconv
 from medconv.config import flatten
+from medconv.data.datasets.tables import case_of_row
 from medconv.features.cross_validation.folds import PER_FOLD
 from medconv.features.cross_validation.results import CrossValidation
 from medconv.features.image_level.losses import CrossEntropy
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.joint.layout import _case_of, joint
+from medconv.features.joint.layout import joint
 from medconv.features.joint.losses import JointLoss
 from medconv.features.joint.targets import JointTargets
 from medconv.inference.predictor import Predictor
@@ -163,6 +164,11 @@ def test_both_are_evaluated_at_once(root, predictions, tmp_path, monkeypatch, ca
     # each alone gives the same
     table = medconv.evaluate(predictions, labels)
     assert table.mean == of_table["mean"]
+    # also by rows that name files of first channels, as training takes them
+    rows = list(csv.DictReader(labels.open()))
+    lines = [f"imagesTr/{row['case']}_0000.nii.gz,{row['label']}" for row in rows]
+    (tmp_path / "paths.csv").write_text("\n".join(["path,label", *lines]))
+    assert medconv.evaluate(predictions, tmp_path / "paths.csv").mean == table.mean
     assert medconv.evaluate(predictions, root / "labels").mean["dice"] == of_maps["mean"]["dice"]
     # a folder without a table, and options of label maps alone
     (predictions.parent / "other").mkdir()
@@ -282,7 +288,7 @@ def test_classes_of_known_values_weigh_as_if_all_had_one():
     ],
 )
 def test_rows_by_path_name_the_cases_of_nnunets_files(name, ids, case):
-    assert _case_of(name, ids) == case
+    assert case_of_row(name, ids) == case
 
 
 def test_losses_that_do_not_fit_are_refused():
@@ -341,6 +347,7 @@ def test_a_cross_validation_has_both():
         ("name,label\ncase00,1", {}, "a column 'case' or 'path' is needed"),
         ("case,label\nx,1\ny,2", {}, "no row of a case; it has x, y, the cases are case00"),
         ("case,label\ncase00,1\ncase00,2", {}, "row 3: case case00 is there twice"),
+        ("case,label\ncase00,1\ncase00_0000,2", {}, "row 3: case case00 is there twice"),
         ("case,label\ncase00,1\ncase01,1", {}, "column 'label' holds 1, expected two classes"),
         ("case,label\ncase00,1\ncase01,2", {"target_type": "label_map"}, "target_type must be one of"),
     ],

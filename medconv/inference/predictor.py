@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +136,18 @@ class Predictor:
         Raises:
             ArgumentError: a value that is out of range, or axes along which a network never saw mirrored
                 images.
-            ValueError: as `inference.load.load`, no network, or no mean can be taken over them.
+            ValueError: as `inference.load.load`, no network, one named twice, or no mean can be taken over
+                them.
         """
         if isinstance(checkpoints, (str, Path)):
             checkpoints = [checkpoints]
         files = [file for path in checkpoints for file in checkpoints_of(Path(path))]
+        for file, count in Counter(map(realpath, files)).items():
+            if count > 1:  # such as RUN and RUN/members/*
+                raise ValueError(
+                    f"{file}: is named {count} times, and would count as often in the mean; the folder of a "
+                    "run stands for all of its members"
+                )
         members = [load(file, trusted, device, mirror_axes) for file in files]
         if not members:
             raise ValueError("checkpoints are needed: the networks to predict with")

@@ -80,6 +80,8 @@ def test_the_folder_predicts_as_all_checkpoints_named(trained):
     _, of_first = Predictor.load(files[0]).label_and_probabilities(image)
     assert (of_folder == of_files).all()
     assert (of_folder != of_first).any()
+    with pytest.raises(ValueError, match=r"members/2/checkpoints/best.ckpt: is named 2 times, and would"):
+        Predictor.load([folder, folder / "members/2"])
 
 
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 2])

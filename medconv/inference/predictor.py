@@ -301,7 +301,8 @@ class Predictor:
         stated_mm = self._stated_mm(image)
         if stated_mm is not None:
             case = replace(image.case, source_spacing_mm=stated_mm)
-            image = replace(image, case=case, grid=image.grid.with_spacing_mm(stated_mm))
+            grid = image.grid.with_spacing_mm(stated_mm)
+            image = replace(image, case=case, grid=grid, own_grid=image.grid)
         return prepare(image, self.members, self.forward.preprocessings)
 
 

@@ -41,6 +41,7 @@ class NamedImage:
         grid: of the voxels.
         is_oriented: whether it says where left and right are.
         has_header: whether its spacing is a header's, which somebody may have corrected for others.
+        own_grid: that of its header, where `grid` has another spacing, which was stated.
     """
 
     case: Case
@@ -49,6 +50,7 @@ class NamedImage:
     grid: Grid
     is_oriented: bool = True
     has_header: bool = True
+    own_grid: Grid | None = None
 
 
 def from_files(case: Case) -> NamedImage:
@@ -181,6 +183,7 @@ class Input:
         crops: where these lie in the image, one per preprocessing; they differ in `nearest_axis` alone.
         warning: unusual properties; None: there are none.
         kept: of the image, by `Family.keeps`.
+        own_grid: as of `NamedImage`.
     """
 
     case: Case
@@ -188,6 +191,7 @@ class Input:
     crops: list[CropInfo]
     warning: str | None = None
     kept: Any = None
+    own_grid: Grid | None = None
 
 
 def prepare(
@@ -230,7 +234,8 @@ def prepare(
             doubts = check_prepared(image, member, array.shape[1:], crops[0])
             warnings += [doubt for doubt in doubts if doubt not in warnings]
     keeps = targets.family.own("keeps")
-    return Input(image.case, arrays, crops, "; ".join(warnings) or None, keeps and keeps(targets, image))
+    kept = keeps and keeps(targets, image)
+    return Input(image.case, arrays, crops, "; ".join(warnings) or None, kept, image.own_grid)
 
 
 def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from medconv.config import ConfigError, RunConfig
 from medconv.data.augmentation.spatial import mirrored_axes
-from medconv.data.case import Case, Grid
-from medconv.data.io.images import shape_and_affine
+from medconv.data.case import Case
 from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
 from medconv.features.landmarks.errors import row_of
@@ -83,21 +82,19 @@ class PointForward(LabelMapForward):
                 # heatmaps stay on the prepared grid, which takes far less than the image's own
                 logits = group.mean(0, group.grid.source_length)
                 crop = group.grid.crop_info
-                own = _on_own_grid(crop, case_input.case)
+                own = _on_own_grid(crop, case_input)
                 one = answer_of(logits.movedim(1, 1 + group.grid.axis), crop, targets, own)
                 positions = positions + group.weight * one.positions
                 heights = heights + group.weight * one.heights
-            crop = _on_own_grid(case_input.crops[0], case_input.case)
+            crop = _on_own_grid(case_input.crops[0], case_input)
             answers.append(PointAnswer(positions, heights, targets, crop))
         return answers
 
 
-def _on_own_grid(crop: CropInfo, case: Case) -> CropInfo:
-    """Points are in mm of the image's file, also where another spacing was stated for the network."""
-    if case.source_spacing_mm is None or not case.images:
-        return crop
-    own: CropInfo = replace(crop, grid=Grid.of(*shape_and_affine(case.images[0])))
-    return own
+def _on_own_grid(crop: CropInfo, case_input: Input) -> CropInfo:
+    """Points are in mm of the image's header, also where another spacing was stated for the network."""
+    own_grid = case_input.own_grid
+    return crop if own_grid is None else replace(crop, grid=own_grid)
 
 
 def point_forward(members: Sequence[LoadedModel], device: str, batch_size: int | None) -> PointForward:

@@ -413,8 +413,14 @@ def test_points_are_in_mm_of_the_file_where_another_spacing_was_stated(cases, tr
         np.linalg.inv(image.affine), Predictor.load(trained)(cases / "images/case3.nii.gz")
     )
     predictor = Predictor.load(trained, source_spacing_mm=[float(mm) for mm in spacing_mm])
-    found = nib.affines.apply_affine(np.linalg.inv(affine), predictor(tmp_path / "wrong.nii.gz"))
-    np.testing.assert_allclose(found, expected_voxels, atol=1e-3)
+    wrong = nib.load(tmp_path / "wrong.nii.gz")
+    for positions in (
+        predictor(tmp_path / "wrong.nii.gz"),
+        predictor(wrong),
+        predictor(wrong.get_fdata(dtype=np.float32), affine=affine),
+    ):
+        found = nib.affines.apply_affine(np.linalg.inv(affine), positions)
+        np.testing.assert_allclose(found, expected_voxels, atol=1e-3)
 
 
 def test_a_slice_has_two_axes(tmp_path):

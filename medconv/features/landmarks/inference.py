@@ -66,7 +66,7 @@ def answer_of(
 
 
 class PointForward(LabelMapForward):
-    """Sliding windows, as for label maps; with several preprocessings the mean of their positions."""
+    """Sliding windows, as for label maps; with several preprocessings `mean_of` their answers."""
 
     def __call__(  # type: ignore[override]
         self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
@@ -76,19 +76,31 @@ class PointForward(LabelMapForward):
         answers = []
         for case_input in inputs:
             groups = self._groups(case_input, keeps_logits=True, only_labels=False)
-            positions: Any = 0
-            heights: Any = 0
+            of_groups = []
             for group in groups:
                 # heatmaps stay on the prepared grid, which takes far less than the image's own
                 logits = group.mean(0, group.grid.source_length)
                 crop = group.grid.crop_info
                 own = _on_own_grid(crop, case_input)
-                one = answer_of(logits.movedim(1, 1 + group.grid.axis), crop, targets, own)
-                positions = positions + group.weight * one.positions
-                heights = heights + group.weight * one.heights
-            crop = _on_own_grid(case_input.crops[0], case_input)
-            answers.append(PointAnswer(positions, heights, targets, crop))
+                of_groups.append(answer_of(logits.movedim(1, 1 + group.grid.axis), crop, targets, own))
+            answers.append(mean_of(of_groups, [group.weight for group in groups]))
         return answers
+
+
+def mean_of(answers: Sequence[PointAnswer], weights: Sequence[float]) -> PointAnswer:
+    """The mean height of each point, and the mean position of those that find it: where a network does not,
+    its highest voxel is anywhere.
+
+    Args: weights: of the answers, whose sum is 1.
+    """
+    shares = np.array(weights)[:, None]
+    heights = (shares * np.stack([each.heights for each in answers])).sum(0)
+    found = np.stack([each.found for each in answers])
+    # an absent point has a position, too, by which two networks are compared
+    counted = shares * np.where(found.any(0), found, True)
+    positions = np.stack([each.positions for each in answers])
+    mean = (counted[..., None] * positions).sum(0) / counted.sum(0)[:, None]
+    return replace(answers[0], positions=mean, heights=heights)
 
 
 def _on_own_grid(crop: CropInfo, case_input: Input) -> CropInfo:

@@ -20,6 +20,7 @@ from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.landmarks import heatmaps
 from medconv.features.landmarks.errors import cells_of, row_of, summary_of
+from medconv.features.landmarks.inference import PointAnswer, mean_of
 from medconv.features.landmarks.layout import landmarks
 from medconv.features.landmarks.losses import HeatmapLoss
 from medconv.features.landmarks.points import as_array, read_points, write_points
@@ -394,6 +395,18 @@ def test_networks_of_other_thresholds_are_not_averaged(trained):
         other = replace(member, targets=replace(member.targets, **{field: value}))
         with pytest.raises(ValueError, match=rf"its targets differ: .*{field}={value:g}"):
             Predictor([member, other])
+
+
+def test_a_network_that_does_not_find_a_point_does_not_move_it():
+    """Of several preprocessings; its highest voxel is anywhere."""
+    targets = LandmarkTargets(("a", "b", "c"), threshold=0.2)
+    crop = CropInfo(Grid.of(SHAPE, AFFINE), SHAPE, tuple((0, voxels) for voxels in SHAPE))
+    first = PointAnswer(np.full((3, 3), 1.0), np.array([0.9, 0.8, 0.1]), targets, crop)
+    second = PointAnswer(np.full((3, 3), 4.0), np.array([0.1, 0.5, 0.1]), targets, crop)
+    mean = mean_of([first, second], [2 / 3, 1 / 3])
+    np.testing.assert_allclose(mean.heights, [1.9 / 3, 0.7, 0.1])
+    np.testing.assert_allclose(mean.positions[:, 0], [1, 2, 2])
+    np.testing.assert_allclose(mean.answer()[:, 0], [1, 2, np.nan])
 
 
 def test_half_precision_throughout_is_refused(cases, tmp_path):

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.config import ConfigError, Derived
+from medconv.config import ConfigError, Derived, Node
 from medconv.features.pretrained import read
 from medconv.features.pretrained.fit import (
     TO_3D,
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 _COMPUTED = ".parametrizations.weight.original"
 # convolutions with several layers in the place of one
 _CHAINS = ("medconv.convs.separable", "medconv.convs.bottleneck", "medconv.convs.se")
+# keys of `conv` that say where its layers are and on which grid, not what their weights mean
+_PLACES = ("where", "share", "spacing_mm", "reference_mm", "init_from_weights")
 _ROWS = 12  # of each kind of tensors in the report of the log
 Tensors = Mapping[str, Tensor]
 
@@ -107,6 +109,7 @@ def load(
     layers: Layers | None = None,
     inflate_2d: str | None = None,
     origin: Origin | None = None,
+    conv: Node | None = None,
 ) -> Report:
     """Load the weights of a file that fit into a network, in place, and report all of them.
 
@@ -120,6 +123,7 @@ def load(
         layers: the input layers and the head; None: no layer is treated differently.
         inflate_2d: one of `TO_3D`, or None.
         origin: of a network that is not ours; None: only the file is known.
+        conv: of this run; None: not known.
     Raises:
         ValueError: the file cannot be read, holds numbers that are not finite, or nothing in it fits.
         ConfigError: it has another number of dimensions or another convolution, and no key allows that.
@@ -144,8 +148,12 @@ def load(
     file_names = {name: match.file_name(name) for name in tensors}
     pairs = _pairs(file_names, file_tensors, tensors)
     # Before anything is loaded: a network with half of its weights would be worse than an error.
-    saved_conv = str((read.config_group(metadata, "conv") or {}).get("_target_", ""))
-    _check_same_convolution(match, file_tensors, tensors, layers, saved_conv, source)
+    saved_conv = read.config_group(metadata, "conv") or {}
+    swapped = {module_of(name) for name in tensors if _COMPUTED in name}
+    swapped |= {module_of(name) for name in layers.kernels if name not in tensors}
+    _check_same_convolution(match, file_tensors, tensors, swapped, saved_conv, source)
+    if any(name.startswith(f"{match.file_name(layer)}.") for layer in swapped for name in file_tensors):
+        _check_same_settings(saved_conv, conv or {}, source)
     _check_dimensions(network, pairs, source, inflate_2d)
     fit = Fit(
         network=network,
@@ -230,19 +238,23 @@ def _loaded_share(loaded: Sequence[str], tensors: Tensors, layers: Layers) -> fl
 
 
 def _check_same_convolution(
-    match: Match, file_tensors: Tensors, tensors: Tensors, layers: Layers, saved_conv: str, source: str
+    match: Match,
+    file_tensors: Tensors,
+    tensors: Tensors,
+    swapped: Collection[str],
+    saved_conv: Node,
+    source: str,
 ) -> None:
     """Check that file and network agree which kernels are plain weights.
 
     Others are computed, or are those of several layers in the place of one.
 
     Args:
-        saved_conv: `conv._target_` of the run that the file is from; empty: not known.
+        swapped: layers of the network whose kernel is not plain.
+        saved_conv: `conv` of the run that the file is from; empty: not known.
     Raises:
         ConfigError: a plain kernel of one of them has other weights in its place in the other.
     """
-    swapped = {module_of(name) for name in tensors if _COMPUTED in name}
-    swapped |= {module_of(name) for name in layers.kernels if name not in tensors}
     plain_names = {match.file_name(f"{layer}.weight"): layer for layer in swapped}
     for plain in file_tensors:
         if plain in plain_names:
@@ -251,7 +263,7 @@ def _check_same_convolution(
                 f"others in the place of {plain_names[plain]}: conv.init_from_weights=true projects them"
             )
     of_file = {module_of(name): name for name in file_tensors if _COMPUTED in name}
-    if saved_conv in _CHAINS:
+    if saved_conv.get("_target_") in _CHAINS:
         of_file |= {
             name.rsplit(".", 2)[0]: name for name in file_tensors if re.search(r"\.\d\.weight$", name)
         }
@@ -261,6 +273,27 @@ def _check_same_convolution(
             raise ConfigError(
                 f"{source}: its convolutions have other weights, such as {of_file[layer]}, and here they are "
                 "plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
+            )
+
+
+def _check_same_settings(saved_conv: Node, conv: Node, source: str) -> None:
+    """Check that the weights that kernels are computed from mean the same in the file and here.
+
+    Their sizes do not say so: those of reflections along one axis fit those along another one.
+
+    Raises:
+        ConfigError: another convolution, or another value of one of its keys.
+    """
+    for key in saved_conv:
+        if key in _PLACES or key not in conv:
+            continue
+        saved, own = saved_conv[key], conv[key]
+        if key == "_target_":  # a function may be imported from several modules
+            saved, own = str(saved).rpartition(".")[2], str(own).rpartition(".")[2]
+        if saved != own:
+            raise ConfigError(
+                f"{source}: it was trained with conv.{key}={saved_conv[key]}, here it is {conv[key]}, so "
+                "that its weights would make other kernels: take the `conv` that it was trained with"
             )
 
 

@@ -89,7 +89,7 @@ def load_weights(
         more_channels=model(replace(derived, num_channels=derived.num_channels + 1)),
         more_outputs=model(replace(derived, num_classes=derived.num_classes + 1)),
     )
-    return load(network, path, derived, layers, config.init.inflate_2d, origin)
+    return load(network, path, derived, layers, config.init.inflate_2d, origin, config.conv)
 
 
 def _suits_slices(config: RunConfig) -> bool:

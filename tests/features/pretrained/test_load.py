@@ -196,6 +196,39 @@ def test_several_layers_in_the_place_of_one_are_no_plain_kernel(tmp_path):
         load(plain, save(tmp_path / "chain.ckpt", content), DERIVED, Layers(kernels=kernels))
 
 
+def _with(conv):
+    return {"_target_": "medconv.convs.basis", "_partial_": True, "where": None, "sigma_mm": None, **conv}
+
+
+OTHER_PRIORS = {
+    "another convolution": ({"_target_": "medconv.convs.spacing"}, r"conv\._target_=medconv\.convs\.spacing"),
+    "another key": ({"sigma_mm": 2.0}, r"conv\.sigma_mm=2\.0, here it is None"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PRIORS)
+def test_weights_of_another_prior_are_refused_although_they_fit(name, tmp_path):
+    saved, words = OTHER_PRIORS[name]
+    network = unet_with_basis()
+    content = our_checkpoint(network, DERIVED)
+    content["medconv"]["config"]["conv"] = _with(saved)
+    path = save(tmp_path / "other.ckpt", content)
+    before = network.state_dict()["encoder.0.0.parametrizations.weight.original"].clone()
+    with pytest.raises(ConfigError, match=words):
+        load(network, path, DERIVED, conv=_with({}))
+    assert torch.equal(network.state_dict()["encoder.0.0.parametrizations.weight.original"], before)
+
+
+def test_weights_of_the_same_prior_are_loaded_onto_another_grid(tmp_path):
+    network = unet_with_basis()
+    content = our_checkpoint(network, DERIVED)
+    content["medconv"]["config"]["conv"] = _with(
+        {"_target_": "medconv.convs.linear.basis", "where": "encoder", "spacing_mm": [1.0, 2.0]}
+    )
+    own = _with({"spacing_mm": [1.0, 1.0], "init_from_weights": False})
+    assert not load(unet_with_basis(), save(tmp_path / "same.ckpt", content), DERIVED, conv=own).random
+
+
 def test_a_network_with_a_stem_of_several_layers_loads_what_fits(tmp_path):
     """No convolution was swapped: such as a ResNet whose first layer became three."""
     source = nn.ModuleDict({"conv1": nn.Conv2d(1, 4, 3), "layer": nn.Conv2d(4, 4, 3)})

@@ -77,6 +77,8 @@ def _targets(
                 "targets", f": arrays are scored by classes, these are {targets.kind}; give files"
             )
         return targets
+    if isinstance(targets, (str, Mapping)):
+        raise ArgumentError("targets", f" must be a list of names, from the background on, got {targets!r}")
     if targets is not None:
         return LabelMapTargets.of_classes(targets)
     values: set[int] = set()

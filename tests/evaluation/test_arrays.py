@@ -61,6 +61,12 @@ def test_errors_name_the_case(prediction, spacing_mm, error):
         arrays.evaluate({"a": prediction}, {"a": label_of(3)}, spacing_mm, ("background", "organ"))
 
 
+@pytest.mark.parametrize("targets", ["organ", {"background": 0, "organ": 1}])
+def test_names_of_classes_are_a_list(targets):
+    with pytest.raises(ValueError, match="targets must be a list of names, from the background on, got "):
+        arrays.evaluate({"a": label_of(1)}, {"a": label_of(1)}, SPACING_MM, targets)
+
+
 def test_a_case_without_reference_is_named():
     with pytest.raises(ValueError, match="references: case a is missing; there are b"):
         arrays.evaluate({"a": label_of(1)}, {"b": label_of(1)}, SPACING_MM)

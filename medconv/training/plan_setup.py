@@ -14,9 +14,9 @@ from medconv.config import Derived, PlanConfig, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.limits import PlanOverrides
-from medconv.planning.planner import Plan, plan
-from medconv.planning.topology import GB, Budget, stem_for
+from medconv.planning.limits import PlanOverrides, need_size
+from medconv.planning.planner import PatchSearch, Plan, need_axes, plan
+from medconv.planning.topology import GB, Budget, Network, stem_for
 from medconv.targets import Targets
 from medconv.training.run_dir import short_hash
 from medconv.training.weight_source import weight_source
@@ -118,6 +118,29 @@ def make_plan(
 
     chosen: Plan = plan_by_time(config, planned, derive, budget)
     return chosen
+
+
+@configs.arguments_as_keys("data", "plan", **_MODEL_KEYS)
+def network_without_data(config: RunConfig, patch: Sequence[int], spacing_mm: Sequence[float]) -> Network:
+    """The stages that a plan would have for this patch on this grid.
+
+    Raises:
+        ConfigError: values of the config that do not fit the patch or each other.
+    """
+    need_axes("spacing_mm", spacing_mm, len(patch))
+    size = config.plan.size or "full"
+    search = PatchSearch(
+        spacing=tuple(spacing_mm),
+        median=tuple(patch),
+        overrides=_overrides(config),
+        budget=Budget(size=size),
+        num_channels=1,
+        num_classes=2,
+        size=need_size(size),
+        min_batch=1,
+    )
+    network, _ = search.network_for(patch, exact=True)
+    return network
 
 
 def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, store: str) -> Plan:

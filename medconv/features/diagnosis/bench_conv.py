@@ -21,8 +21,8 @@ from medconv.features.diagnosis.conv_cost import (
     replaced_layers,
     switches_of,
 )
-from medconv.planning.limits import SIZES
-from medconv.planning.topology import halvings, kernels, stem_for, widths
+from medconv.planning.topology import stem_for
+from medconv.training.plan_setup import network_without_data
 from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu
 
@@ -167,7 +167,7 @@ def _layers(config: RunConfig, sizes: Sizes, device: torch.device) -> list[Layer
 
 
 def _derived(config: RunConfig, sizes: Sizes) -> Derived:
-    """What a plan would say for this patch size. Raises: ConfigError: there is no patch size."""
+    """What a plan would say for this patch size. Raises: ConfigError: none, or one that does not fit."""
     patch = config.data.patch_size
     if patch is None:
         raise ConfigError("data.patch_size is needed, such as data.patch_size=[64,64,64], got null")
@@ -177,8 +177,7 @@ def _derived(config: RunConfig, sizes: Sizes) -> Derived:
             f"data.patch_size={list(patch)} has {dims} axes, but data.spatial_dims={config.data.spatial_dims}"
         )
     spacing = list(config.data.spacing_mm or [1.0] * dims)
-    strides = halvings(patch, spacing, exact=True, max_stages=None)
-    size = SIZES[config.plan.size or "full"]
+    network = network_without_data(config, patch, spacing)
     return Derived(
         num_channels=sizes.inputs,
         num_classes=sizes.outputs,
@@ -194,13 +193,13 @@ def _derived(config: RunConfig, sizes: Sizes) -> Derived:
         slice_axis=None,
         spacing_mm=spacing,
         patch_size=list(patch),
-        strides=[list(step) for step in strides],
-        kernel_sizes=[list(kernel) for kernel in kernels(spacing, strides)],
-        channels=list(widths(len(strides) + 1, dims, size)),
+        strides=[list(step) for step in network.strides],
+        kernel_sizes=[list(kernel) for kernel in network.kernel_sizes],
+        channels=list(network.channels),
         normalisation=["zscore"] * sizes.inputs,
         memory_gb=0.0,
-        size=size.name,
-        stage_strides=[[1] * dims, *(list(step) for step in strides)],
+        size=config.plan.size or "full",
+        stage_strides=[[1] * dims, *(list(step) for step in network.strides)],
         monitor="val/dice",
         monitor_mode="max",
         num_train_cases=1,

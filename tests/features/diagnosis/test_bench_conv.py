@@ -59,6 +59,11 @@ def test_a_class_in_the_current_folder_is_timed_layer_by_layer(folder, monkeypat
             ["transform", *SIZES, "data.spatial_dims=3"],
             "data.patch_size=[16, 16] has 2 axes, but data.spatial_dims=3",
         ),
+        (["transform", *SIZES, "data.spacing_mm=[1]"], "data.spacing_mm needs 2 positive numbers"),
+        (
+            ["transform", *SIZES, "plan.strides=[32]"],
+            "data.patch_size must be divisible by (32, 32) (plan.strides)",
+        ),
         (["transform", *SIZES, "--pairs", "0"], "--pairs must be at least 1, got 0"),
         (["transform", *SIZES, "--batch", "0"], "--batch must be at least 1, got 0"),
         (["smooth", *SIZES], "leaves every layer an nn.Conv: nothing to time"),
@@ -71,6 +76,15 @@ def test_wrong_arguments_are_one_error(arguments, message, folder, monkeypatch, 
     error = capsys.readouterr().err
     assert message in error
     assert "Error executing job" not in error  # Hydra's own line
+
+
+def test_stages_are_those_of_the_plan_in_the_config(folder, monkeypatch, capsys):
+    plan = ["plan.strides=[[1,2],[2,2]]", "plan.channels=[4,6,8]", "plan.kernel_sizes=[3,[1,3],3]"]
+    arguments = ["basis", "data.patch_size=[16,16]", *plan, "trainer.accelerator=cpu", "--pairs", "1"]
+    assert tiny.call(monkeypatch, "bench-conv", *arguments) == DONE
+    out = capsys.readouterr().out
+    for layer in ("encoder.0.3, 4 channels at 16x16", "encoder.1.0, 6 channels at 16x8", "encoder.2.0, 8 "):
+        assert layer in out
 
 
 @pytest.mark.parametrize(("spread", "is_busy"), [(0.1, False), (1.0, True)])

@@ -84,15 +84,20 @@ def switches_of(perf: PerfConfig) -> dict[str, Any]:
     return {key: getattr(perf, key) is not False for key in keys}
 
 
-def replaced_layers(sizes: NetworkSizes, conv: Node, build: Builder = configs.build) -> Iterator[Layer]:
+def replaced_layers(
+    sizes: NetworkSizes, conv: Node, build: Builder = configs.build, is_checked: bool = True
+) -> Iterator[Layer]:
     """One layer of each kind and size that a convolution replaces, and the input that it gets.
 
     Args:
         conv: resolved node of the config.
         build: builds the convolution from its node.
+        is_checked: whether the network was run with it before, as a training does.
+    Raises:
+        ConfigError: it was not, and the network cannot run with this convolution.
     """
     plain = build_network(sizes.model, PLAIN_CONV, sizes.derived)
-    network = build_network(sizes.model, conv, sizes.derived, build=build, weights_follow=True)
+    network = build_network(sizes.model, conv, sizes.derived, build=build, weights_follow=is_checked)
     shapes = _input_shapes(plain, sizes.derived)
     library = dict(apply_switches(plain, **sizes.switches).named_modules())
     custom = dict(apply_switches(network, **sizes.switches).named_modules())

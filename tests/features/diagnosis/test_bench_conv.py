@@ -17,6 +17,12 @@ MINE = """
 import torch
 from torch import nn
 
+class Volumes(nn.Conv3d):
+    pass
+
+def nothing(conv):
+    return nn.Identity()
+
 class OneStride(nn.Module):
     def __init__(self, in_channels, out_channels, kernel_size):
         super().__init__()
@@ -67,6 +73,14 @@ def test_a_class_in_the_current_folder_is_timed_layer_by_layer(folder, monkeypat
         (["transform", *SIZES, "--pairs", "0"], "--pairs must be at least 1, got 0"),
         (["transform", *SIZES, "--batch", "0"], "--batch must be at least 1, got 0"),
         (["smooth", *SIZES], "leaves every layer an nn.Conv: nothing to time"),
+        (
+            ["own_layer_of_a_test.Volumes", *SIZES],
+            "conv: with it, model cannot take data.patch_size=[16, 16]",
+        ),
+        (
+            ["own_layer_of_a_test.nothing", *SIZES],
+            "conv: with it, model cannot take data.patch_size=[16, 16]",
+        ),
         (["nowhere.MyConv", *SIZES], "conv._target_=nowhere.MyConv: "),
         (["transform", *SIZES, "--package", "nowhere"], "--package nowhere: cannot be imported"),
     ],

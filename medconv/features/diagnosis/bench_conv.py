@@ -35,8 +35,10 @@ _HEAD = ("layer", "times", "nn.Conv", "this", "ratio", "kept MB", "operators")
 log = logging.getLogger(__name__)
 
 
-def configs_with(conv: str, overrides: Sequence[str], packages: Sequence[str] = ()) -> list[RunConfig]:
-    """The configs of a convolution; several for the overrides of a sweep.
+def configs_with(
+    conv: str, overrides: Sequence[str], packages: Sequence[str] = ()
+) -> list[tuple[list[str], RunConfig]]:
+    """The configs of a convolution, each with its overrides; several for the overrides of a sweep.
 
     Args:
         conv: an option, or the dotted path of a class.
@@ -44,7 +46,7 @@ def configs_with(conv: str, overrides: Sequence[str], packages: Sequence[str] = 
         packages: of the user's own, which are imported first.
     """
     composed = compose.compose(_with_keys(conv, overrides, packages))
-    return [configs.validate(each.values) for each in composed]
+    return [(list(each.settings.overrides.task), configs.validate(each.values)) for each in composed]
 
 
 def _with_keys(conv: str, overrides: Sequence[str], packages: Sequence[str]) -> list[str]:

@@ -42,9 +42,11 @@ def run_command(options: argparse.Namespace) -> int:
 
     start_logging()
     sizes = bench_conv.Sizes(options.inputs, options.outputs, options.batch)
-    for config in bench_conv.configs_with(options.conv, options.overrides, options.package):
-        rows = bench_conv.measure(config, sizes, options.pairs, options.compile)
-        print(bench_conv.table(rows))
+    rows = []
+    for overrides, config in bench_conv.configs_with(options.conv, options.overrides, options.package):
+        own_rows = bench_conv.measure(config, sizes, options.pairs, options.compile)
+        print(bench_conv.table(own_rows))
+        rows += [{**row, "overrides": overrides} for row in own_rows]
         if options.json is not None:
             write_text(options.json, json.dumps(rows, indent=1) + "\n")
     return DONE

@@ -92,6 +92,14 @@ def test_wrong_arguments_are_one_error(arguments, message, folder, monkeypatch, 
     assert "Error executing job" not in error  # Hydra's own line
 
 
+def test_a_sweep_keeps_the_rows_of_all_its_convolutions(folder, monkeypatch):
+    settings = [*SIZES, "trainer.accelerator=cpu", "--pairs", "1", "--json", "rows.json"]
+    assert tiny.call(monkeypatch, "bench-conv", "basis", "-m", "conv.bank=jet,lines", *settings) == DONE
+    rows = json.loads((folder / "rows.json").read_text())
+    banks = [row["overrides"][1] for row in rows if row.get("case", "").startswith("encoder.0.0,")]
+    assert banks == ["conv.bank=jet", "conv.bank=lines"]
+
+
 def test_stages_are_those_of_the_plan_in_the_config(folder, monkeypatch, capsys):
     plan = ["plan.strides=[[1,2],[2,2]]", "plan.channels=[4,6,8]", "plan.kernel_sizes=[3,[1,3],3]"]
     arguments = ["basis", "data.patch_size=[16,16]", *plan, "trainer.accelerator=cpu", "--pairs", "1"]

@@ -1,5 +1,6 @@
 """Training from Python: `medconv.compose`, `medconv.train` and `medconv.prepare`."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from medconv.utils.hardware import set_matmul_precision
 from medconv.utils.logging import logging_of_a_call
 from medconv.utils.signals import RunInterrupted
 
+log = logging.getLogger(__name__)
 _COMMAND = "the command `medconv train`"
 
 
@@ -142,7 +144,7 @@ def prepare(
 
     Preprocesses the data, plans what is not set, and seeds all random numbers, as `train` does. It writes
     no run folder. Keys of `trainer`, `run`, `logger`, `callbacks`, `weight_averaging` and `early_stopping`
-    are those of a trainer, so that the loop decides about them.
+    are those of a trainer, so that the loop decides about them. `init.thaw_at` needs the callback `Thaw`.
 
     Args:
         config: from `compose`; or overrides, as of `compose`.
@@ -164,6 +166,15 @@ def prepare(
         set_matmul_precision(resolved.perf.matmul_precision)
         task = build_task(resolved, record_of(resolved, prepared), load_weights)
         data = build_data(resolved, prepared)
+        init = resolved.init
+        if init.thaw_at is not None:
+            log.warning(
+                "init.thaw_at=%g: all layers train from the start, unless your trainer has the callback "
+                "medconv.training.callbacks.thaw.Thaw(%s, %g)",
+                init.thaw_at,
+                init.freeze,
+                init.thaw_at,
+            )
     return Prepared(task=task, data=data, config=resolved)
 
 

@@ -15,6 +15,7 @@ import medconv
 from medconv.cli.main import run as run_command
 from medconv.config import ConfigError
 from medconv.training import api, run
+from medconv.training.callbacks.thaw import Thaw
 from medconv.utils.exit_codes import PREEMPTED
 from medconv.utils.logging import logging_of_a_call
 from medconv.utils.signals import RunInterrupted
@@ -187,6 +188,22 @@ class StopsAfter(lightning.Callback):
 
     def on_train_batch_end(self, trainer, *_):
         trainer.should_stop = trainer.global_step >= self.steps
+
+
+def test_layers_thaw_in_lightnings_own_trainer_by_a_callback(overrides, capsys):
+    setup = medconv.prepare(overrides, init__freeze=["encoder"], init__thaw_at=0.9)
+    warning = "all layers train from the start, unless your trainer has the callback "
+    assert f"{warning}medconv.training.callbacks.thaw.Thaw(['encoder'], 0.9)" in capsys.readouterr().out
+    before = setup.task.network.encoder[0][0].weight.detach().clone()
+    trainer = lightning.Trainer(
+        max_steps=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=[Thaw(setup.config.init.freeze, setup.config.init.thaw_at)],
+    )
+    trainer.fit(setup.task, setup.data)
+    assert torch.equal(setup.task.network.encoder[0][0].weight, before)
 
 
 def test_samples_are_not_divided_twice(overrides):

@@ -254,6 +254,9 @@ def explaining(arguments: Sequence[str]) -> Iterator[None]:
         how = "and a value with spaces, commas, brackets or other special characters as 'KEY=\"VALUE\"'"
         if any(argument.startswith("=") or argument.endswith("=") for argument in arguments):
             how = "without spaces around ="
+        elif "{" in error.override:  # Hydra has no quotes for what stands before a colon
+            how += "; words before a colon in {} have no quotes: those with ^, quotes or other letters than "
+            how += "a to z go into a YAML file, see --config-dir"
         raise config.ConfigError(f"cannot read {error.override}: write KEY=VALUE, {how}") from error
 
 

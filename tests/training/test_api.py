@@ -62,6 +62,8 @@ def test_options_of_ones_own_are_found(overrides, tmp_path):
         (["hydra.mode=MULTIRUN"], {}, "sweeps need the command `medconv train` -m"),
         ([], {"trainer__max_step": 1}, "there is no key trainer.max_step; did you mean trainer.max_steps"),
         (["+hydra.job.env_set={A:b}"], {}, "hydra.job.env_set: set the variables in os.environ"),
+        ([], {"init__lr_multipliers": {"^decoder": 0.1}}, "words before a colon .* go into a YAML file"),
+        (["data.regions={tum\u00f6r:[1]}"], {}, "words before a colon .* go into a YAML file"),
         ([], {"model": "segresnt"}, "there is no model=segresnt; did you mean segresnet"),
     ],
 )

@@ -201,7 +201,7 @@ def _convert_network(network: nn.Module, conversion: NetworkConversion, example:
 def _grids(
     network: nn.Module, spacing_mm: Sequence[float], example: Tensor | None
 ) -> dict[str, dict[str, Any]]:
-    """For each convolution the distances of its taps, and how much larger they are than the input's voxels.
+    """For each convolution the distances of its taps, and by how much lengths in mm grow there.
 
     Taps are as far apart as the voxels of the layer's grid, times its dilation.
 
@@ -238,10 +238,10 @@ def _grids(
             grids[name] = {}
             continue
         dilation: Sequence[int] = copy.get_submodule(name).dilation  # type: ignore[assignment]
-        layer_mm = []
-        for step_of, voxels, mm, apart in zip(steps, size, spacing_mm, dilation, strict=True):
-            layer_mm.append(mm * step_of[voxels] * apart)
-        grids[name] = {"spacing_mm": tuple(layer_mm), "scale": min(layer_mm) / min(spacing_mm)}
+        apart = [step_of[voxels] * each for step_of, voxels, each in zip(steps, size, dilation, strict=True)]
+        layer_mm = tuple(mm * voxels for mm, voxels in zip(spacing_mm, apart, strict=True))
+        # the largest, as axes that are halved less are those of coarse voxels, or of few
+        grids[name] = {"spacing_mm": layer_mm, "scale": float(max(apart))}
     return grids
 
 

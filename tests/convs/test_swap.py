@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs, transform
+from medconv.convs import SwapReport, ball, basis, fold_convs, plain, spacing, swap_convs, transform
 from medconv.models.unet import UNet
 
 DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
@@ -166,6 +166,17 @@ def test_each_layer_gets_the_spacing_of_its_own_grid():
     assert by_name["encoder.0.0"] == by_name["decoder.0.3"] == ((0.5, 0.5, 2.0), 1.0)
     assert by_name["encoder.1.0"] == ((1.0, 1.0, 2.0), 2.0)
     assert by_name["encoder.2.3"] == ((2.0, 2.0, 4.0), 4.0)
+
+
+def test_lengths_in_mm_grow_as_with_the_voxels_that_a_network_was_planned_for():
+    """Of 1 x 1 x 4 mm; on cubes, its kernels reach as far in the plane, and no longer along one axis alone."""
+    shapes = {}
+    for thickness in (4.0, 1.0):
+        network = UNet(3, 1, 2, (4, 6, 8), ((2, 2, 1), 2))
+        grid = {"spacing_mm": (1.0, 1.0, thickness), "example": torch.zeros(1, 1, 16, 16, 8)}
+        swap_convs(network, partial(spacing, reference_mm=1.0), **grid)
+        shapes[thickness] = [network.get_submodule(f"encoder.{n}.0").weight.shape[2:4] for n in range(3)]
+    assert shapes[1.0] == shapes[4.0] == [(3, 3)] * 3
 
 
 @pytest.mark.parametrize("voxels", [9, 17, 20, 28, 33, 64])

@@ -156,6 +156,11 @@ def run_command(options: argparse.Namespace) -> int:
     is_table = options.predictions.suffix == ".csv"
     has_both = not is_table and None not in (options.references, options.labels)
     is_table |= options.labels is not None and not has_both
+    if has_both and options.split is not None:
+        raise ValueError(
+            f"--split {options.split} is for rows of --labels, and label maps of all splits would be scored "
+            "beside them: evaluate --labels alone"
+        )
     # all options are checked before the work
     evaluations: dict[Path, Callable[[], Evaluation]] = {}
     if is_table or has_both:  # first, since it takes no time

@@ -89,9 +89,11 @@ def raters_of(
     if consensus not in (None, *CONSENSUS):
         raise ArgumentError("consensus", f" must be one of {', '.join(CONSENSUS)}, got {consensus}")
     files: dict[str, dict[str, Path]] = {}
+    known = [{case: file.resolve() for case, file in references.items()}]
     for path in paths:
         of_rater = labels.case_files(path, "raters")
-        if str(path) in files or of_rater == dict(references):
+        known.append({case: file.resolve() for case, file in of_rater.items()})
+        if known[-1] in known[:-1]:
             raise ArgumentError("raters", f" {path}: given twice, or the references themselves")
         if not set(of_rater) & set(references):
             raise ArgumentError("raters", f" {path}: no label map there for {some(sorted(references), 3)}")

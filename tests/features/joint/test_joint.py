@@ -170,6 +170,8 @@ def test_both_are_evaluated_at_once(root, predictions, tmp_path, monkeypatch, ca
     (tmp_path / "paths.csv").write_text("\n".join(["path,label", *lines]))
     assert medconv.evaluate(predictions, tmp_path / "paths.csv").mean == table.mean
     assert medconv.evaluate(predictions, root / "labels").mean["dice"] == of_maps["mean"]["dice"]
+    assert tiny.call(monkeypatch, "evaluate", *folders, "--labels", labels, "--split", "val") == USER
+    assert "label maps of all splits would be scored beside them" in capsys.readouterr().err
     # a folder without a table, and options of label maps alone
     (predictions.parent / "other").mkdir()
     folders[1] = predictions.parent / "other"

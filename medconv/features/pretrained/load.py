@@ -242,7 +242,7 @@ def _check_same_convolution(
     file_tensors: Tensors,
     tensors: Tensors,
     swapped: Collection[str],
-    saved_conv: Node,
+    saved_conv: Mapping[str, Any],
     source: str,
 ) -> None:
     """Check that file and network agree which kernels are plain weights.
@@ -276,7 +276,7 @@ def _check_same_convolution(
             )
 
 
-def _check_same_settings(saved_conv: Node, conv: Node, source: str) -> None:
+def _check_same_settings(saved_conv: Mapping[str, Any], conv: Mapping[str, Any], source: str) -> None:
     """Check that the weights that kernels are computed from mean the same in the file and here.
 
     Their sizes do not say so: those of reflections along one axis fit those along another one.

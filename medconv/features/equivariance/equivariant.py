@@ -38,6 +38,8 @@ from medconv.features.equivariance.group import Group
 # Filters of a layer, with fewer of which networks learned little in short runs: 2D phantoms, 150 steps
 # (experiments/convolutions.md)
 _FEW = 8
+# Of two axes of a plane: the ratio of their voxels above which a quarter turn is no motion in mm
+_STRETCHED = 1.05
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -58,6 +60,7 @@ class Equivariant(NetworkConversion):
         planes: pairs of spatial axes in which it may be turned by 90 degrees; kernels and strides of both
             axes must be equal.
         init_from_weights: start from the present weights, averaged over the group, instead of new ones.
+        spacing_mm: voxel size of the images, where it is known.
     Raises:
         ValueError: neither axes nor planes, a repeated or negative axis; when called, an axis that the
             network does not have, channels that do not split into copies, or a layer that breaks the
@@ -69,6 +72,7 @@ class Equivariant(NetworkConversion):
     axes: Sequence[int] = ()
     planes: Sequence[Sequence[int]] = ()
     init_from_weights: bool = False
+    spacing_mm: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         for axes in (self.axes, *self.planes):
@@ -100,6 +104,23 @@ class Equivariant(NetworkConversion):
         return self._convert_all(network, regular, group)
 
     def doubts(self, network: nn.Module) -> list[str]:
+        return [*self._stretched_planes(), *self._narrow_layers(network)]
+
+    def _stretched_planes(self) -> list[str]:
+        """Planes in which a quarter turn is no motion of what the image shows."""
+        doubts = []
+        for plane in self.planes:
+            sizes = [self.spacing_mm[axis] for axis in plane] if self.spacing_mm else [1.0]
+            if max(sizes) > _STRETCHED * min(sizes):
+                voxels = " x ".join(f"{size:g}" for size in sizes)
+                doubts.append(
+                    f"voxels of the plane {list(plane)} are {voxels} mm, so that a turn by 90 degrees also "
+                    "stretches what they show; data.spacing_mm can make them square"
+                )
+        return doubts
+
+    @staticmethod
+    def _narrow_layers(network: nn.Module) -> list[str]:
         widths = {}
         for name, layer in network.named_modules():
             if not isinstance(layer, CONVS) or not parametrize.is_parametrized(layer, "weight"):

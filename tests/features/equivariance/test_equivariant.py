@@ -126,6 +126,19 @@ def test_a_network_with_few_filters_is_doubted(width, conv, words):
     assert [doubt.startswith(words) for doubt in doubts] == ([] if words is None else [True])
 
 
+@pytest.mark.parametrize(
+    ("spacing_mm", "words"),
+    [
+        (None, []),
+        ([1.0, 1.01, 4.0], []),
+        ([1.0, 1.5, 1.0], ["voxels of the plane [0, 1] are 1 x 1.5 mm, so that a turn by 90 degrees"]),
+    ],
+)
+def test_a_plane_of_other_than_squares_is_doubted(spacing_mm, words):
+    doubts = Equivariant((0,), ((0, 1),), spacing_mm=spacing_mm).doubts(nn.Sequential())
+    assert [doubt.startswith(word) for doubt, word in zip(doubts, words, strict=True)] == [True] * len(words)
+
+
 def test_init_from_weights_keeps_an_equivariant_network():
     network, image = mirrored("unet 3d", (0,))
     network.eval()

@@ -76,6 +76,7 @@ def plan(
     num_outputs: int | None = None,
     warns: bool = True,
     kind: type[PatchSearch] | None = None,
+    of_pictures: str = "dataset",
 ) -> Plan:
     """Plan a U-Net, its patches and batches for a dataset; values of `overrides` are not changed.
 
@@ -87,6 +88,7 @@ def plan(
         warns: of a patch beyond the budget, and names a spacing that would show more; False for plans that
             are only compared.
         kind: of the search on a grid; None: `PatchSearch`, for patches.
+        of_pictures: normalisation of pictures, where the config sets none.
     Raises:
         ValueError: values that do not fit the data or each other, or a budget too small for any patch.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
@@ -97,7 +99,8 @@ def plan(
     # A 2D network takes slices of volumes; they keep their own spacing.
     axis = kind.slice_axis(fingerprint, overrides)
     images = fingerprint if axis is None else across(fingerprint, axis)
-    names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
+    modalities = modalities or ("MRI",) * len(fingerprint.intensities)
+    names = normalisation_for(overrides.normalisation, modalities, of_pictures)
     num_outputs = num_outputs or len(fingerprint.class_voxels[0])
     # Grid, patch and network are decided together.
     native_search = kind.on_images(images, overrides, budget, num_outputs)

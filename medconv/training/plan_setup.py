@@ -18,6 +18,7 @@ from medconv.planning.limits import PlanOverrides, need_size
 from medconv.planning.planner import PatchSearch, Plan, need_axes, plan
 from medconv.planning.topology import GB, Budget, Network, stem_for
 from medconv.targets import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.run_dir import short_hash
 from medconv.training.weight_source import weight_source
 from medconv.utils.errors import ArgumentError
@@ -70,6 +71,8 @@ def make_plan(
     earlier_origin = earlier_plan.get("origin", "as when this run began")
     overrides = _overrides(config)
     kind = dataset.targets.family.own("planning")
+    # Exposure and stain differ between pictures; a value that is to be predicted may depend on it
+    of_pictures = "zscore" if isinstance(dataset.targets, SegmentationTargets) else "dataset"
     # The run to resume, or whose weights these are, took slices, and so does this one
     took_slices = earlier_plan.get("slice_axis") in (0, 1, 2) or earlier_plan.get("takes_slices", False)
     is_open = config.data.spatial_dims is None and config.data.slice_axis is None
@@ -93,6 +96,7 @@ def make_plan(
             dataset.targets.num_outputs,
             warns=bool(origin),
             kind=kind,
+            of_pictures=of_pictures,
         )
         if config.data.resize is None:
             size_plan = _within_memory(size_plan, dataset, measured, config.data.store)

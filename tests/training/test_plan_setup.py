@@ -95,6 +95,22 @@ def test_the_plan_says_that_a_compressed_store_would_pay(store, memory, says, tm
     assert [("data.store=blosc2 about halves them" in reason) for reason in reasons] == [True] * says
 
 
+def test_pictures_with_label_maps_are_normalised_each_by_itself(tmp_path):
+    """Those with a class or a value are not, as a brightness may be what tells it: the next test."""
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    for i in range(5):
+        write_picture(tmp_path / "images" / f"{i}.png", np.diag(np.full(16, i + 1, np.uint8)))
+        write_picture(tmp_path / "masks" / f"{i}.png", np.eye(16, dtype=np.uint8))
+    arguments = ["data=image_mask", f"data.images={tmp_path}/images", f"data.labels={tmp_path}/masks"]
+    arguments += [f"data.cache_dir={tmp_path}/cache", "data.patch_size=[16,16]", "data.prepare_workers=1"]
+    plans = [
+        prepare_data(config.validate(tiny.composed(*arguments, *more))).plan
+        for more in ([], ["data.normalisation=dataset"])
+    ]
+    assert [plan.normalisation for plan in plans] == [("zscore",), ("dataset",)]
+
+
 def test_derived_values_of_classes_and_numbers(tmp_path, caplog):
     table = write(tmp_path / "data", 20)
     write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
@@ -108,6 +124,7 @@ def test_derived_values_of_classes_and_numbers(tmp_path, caplog):
         "class_names": ["a", "b"],
         "patch_size": list(SIZE),
         "spatial_dims": 2,
+        "normalisation": ["dataset"],
     }
     assert {key: getattr(derived, key) for key in expected} == expected
     validation = {case.id for case in prepared.val}

@@ -31,20 +31,20 @@ _NO_DATA = 1e6  # float32 has 7 digits: beside values this much farther away, al
 
 
 def normalisation_for(
-    normalisation: str | Sequence[str] | None, modalities: Sequence[str]
+    normalisation: str | Sequence[str] | None, modalities: Sequence[str], of_pictures: str = "dataset"
 ) -> tuple[str, ...]:
     """One normalisation per channel.
 
     Args:
-        normalisation: one name for all channels, or one for each; None: `ct` for CT, `dataset` for pictures,
-            that of nnU-Net's words such as `noNorm`, `zscore` for all others.
+        normalisation: one name for all channels, or one for each; None: `ct` for CT, `of_pictures` for
+            pictures, that of nnU-Net's words such as `noNorm`, `zscore` for all others.
         modalities: of the channels.
     Raises:
         ValueError: unknown names, or not one per channel.
     """
     if normalisation is None:
         if are_picture_channels(tuple(modalities)):
-            return ("dataset",) * len(modalities)
+            return (of_pictures,) * len(modalities)
         return tuple(_BY_MODALITY.get(name.strip().lower(), "zscore") for name in modalities)
     is_single = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
     names: tuple[Any, ...] = (normalisation,) * len(modalities) if is_single else tuple(normalisation)

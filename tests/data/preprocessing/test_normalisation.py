@@ -213,6 +213,8 @@ def test_the_modality_selects_the_normalisation():
     words = ("CT", "noNorm", "zscore", "rescale_to_0_1", "rgb_to_0_1", "something")
     assert normalisation_for(None, words) == ("ct", "none", "zscore", "rescale", "dataset", "zscore")
     assert normalisation_for(None, ("red", "green", "blue")) == ("dataset",) * 3
+    assert normalisation_for(None, ("red", "green", "blue"), "zscore") == ("zscore",) * 3
+    assert normalisation_for(None, ("CT", "T1"), "rescale") == ("ct", "zscore")
     assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
     assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
     with pytest.raises(

@@ -73,6 +73,7 @@ def make_plan(
     kind = dataset.targets.family.own("planning")
     # Exposure and stain differ between pictures; a value that is to be predicted may depend on it
     of_pictures = "zscore" if isinstance(dataset.targets, SegmentationTargets) else "dataset"
+    of_pictures = earlier_plan.get("normalisation", [of_pictures])[0]  # of runs from before this default
     # The run to resume, or whose weights these are, took slices, and so does this one
     took_slices = earlier_plan.get("slice_axis") in (0, 1, 2) or earlier_plan.get("takes_slices", False)
     is_open = config.data.spatial_dims is None and config.data.slice_axis is None

@@ -30,7 +30,7 @@ from medconv.utils.logging import log_into
 
 log = logging.getLogger(__name__)
 # Choices of the plan that depend on the machine and on time, so a resumed run keeps them.
-_KEPT_OF_PLAN = ("memory_gb", "size", "slice_axis")
+_KEPT_OF_PLAN = ("memory_gb", "size", "slice_axis", "normalisation")
 _MAX_BYTES = 16 * 2**20  # of a config; ours have some kilobytes, and a few megabytes with a key for each case
 
 
@@ -212,8 +212,8 @@ class RunDir:
         return read_config(self.path / "config.yaml", self.last)
 
     def planned(self) -> Node:
-        """`memory_gb`, `size` and `slice_axis` of the plan of the run to resume, which keeps them on another
-        machine and for another time; a new run has none.
+        """`memory_gb`, `size`, `slice_axis` and `normalisation` of the plan of the run to resume, which keeps
+        them on another machine, for another time and with a later version; a new run has none.
         """
         checkpoint = self.resume_from()
         if checkpoint is None:

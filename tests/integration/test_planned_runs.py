@@ -57,5 +57,9 @@ def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done, tmp_path):
     content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
     content["medconv"]["config"]["derived"]["memory_gb"] = 0.75
     torch.save(content, path)
-    assert RunDir(tmp_path / "new", str(path)).planned() == {"memory_gb": 0.75, "size": "large"}
+    assert RunDir(tmp_path / "new", str(path)).planned() == {
+        "memory_gb": 0.75,
+        "size": "large",
+        "normalisation": ["zscore"],
+    }
     assert RunDir(tmp_path / "new").planned() == RunDir(done, "never").planned() == {}

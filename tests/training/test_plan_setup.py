@@ -104,11 +104,15 @@ def test_pictures_with_label_maps_are_normalised_each_by_itself(tmp_path):
         write_picture(tmp_path / "masks" / f"{i}.png", np.eye(16, dtype=np.uint8))
     arguments = ["data=image_mask", f"data.images={tmp_path}/images", f"data.labels={tmp_path}/masks"]
     arguments += [f"data.cache_dir={tmp_path}/cache", "data.patch_size=[16,16]", "data.prepare_workers=1"]
-    plans = [
-        prepare_data(config.validate(tiny.composed(*arguments, *more))).plan
-        for more in ([], ["data.normalisation=dataset"])
-    ]
-    assert [plan.normalisation for plan in plans] == [("zscore",), ("dataset",)]
+    earlier = {"size": "tiny", "normalisation": ["dataset"]}  # of a run that goes on
+    for more, earlier_plan, expected in (
+        ([], {}, "zscore"),
+        (["data.normalisation=dataset"], {}, "dataset"),
+        ([], earlier, "dataset"),
+        (["data.normalisation=rescale"], earlier, "rescale"),
+    ):
+        settings = config.validate(tiny.composed(*arguments, *more))
+        assert prepare_data(settings, earlier_plan=earlier_plan).plan.normalisation == (expected,)
 
 
 def test_derived_values_of_classes_and_numbers(tmp_path, caplog):

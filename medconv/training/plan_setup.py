@@ -71,9 +71,10 @@ def make_plan(
     earlier_origin = earlier_plan.get("origin", "as when this run began")
     overrides = _overrides(config)
     kind = dataset.targets.family.own("planning")
-    # Exposure and stain differ between pictures; a value that is to be predicted may depend on it
+    # Exposure and stain differ between pictures; a value that is to be predicted may depend on them
     of_pictures = "zscore" if isinstance(dataset.targets, SegmentationTargets) else "dataset"
-    of_pictures = earlier_plan.get("normalisation", [of_pictures])[0]  # of runs from before this default
+    if "normalisation" in earlier_plan:  # that of a run from before this default
+        of_pictures = earlier_plan["normalisation"][0]
     # The run to resume, or whose weights these are, took slices, and so does this one
     took_slices = earlier_plan.get("slice_axis") in (0, 1, 2) or earlier_plan.get("takes_slices", False)
     is_open = config.data.spatial_dims is None and config.data.slice_axis is None

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -63,14 +64,13 @@ def margin(estimated: Sequence[float], true: Sequence[float], share: float) -> f
     return distances[rank - 1] if rank <= len(distances) else None
 
 
-def margins(path: Path, share: float) -> tuple[str, dict[str, float | None]]:
-    """The method of the estimates in a file of `medconv evaluate`, and class to its margin; None: too few
-    cases.
+def margins(content: Any, path: Path, share: float) -> tuple[str, dict[str, float | None]]:
+    """The method of the estimates in the content of a file of `medconv evaluate`, and class to its margin;
+    None: too few cases.
 
     Raises:
-        ValueError: no such file, or it has no estimates beside the true Dice.
+        ValueError: it has no estimates beside the true Dice.
     """
-    content = read_json(path)
     try:
         method = str(content[predicted_quality.KEY].get("method", quality.PAIRWISE))
         estimated: Mapping[str, ClassScores] = content[predicted_quality.KEY]["cases"]
@@ -96,14 +96,15 @@ def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
     Args:
         calibration: of `medconv evaluate`, of other cases, predicted by the same networks.
     Raises:
-        ValueError: a folder without estimates, or as `margins` says; estimates of another method.
+        ValueError: no such file, no estimates, or those of another method; as `margins` says.
     """
-    method_there, found = margins(calibration, share)
+    content = read_json(calibration)
+    method_there, found = margins(content, calibration, share)
     folder = predictions / quality.FOLDER
     cases = sorted(path.stem for path in folder.glob("*.json"))
     if not cases:
         raise ValueError(f"{predictions}: no estimates of Dice; predict with --quality")
-    _warn_of_known(cases, calibration)
+    _warn_of_known(cases, content, calibration)
     method = predicted_quality.method(predictions, cases)
     if method != method_there:
         raise ValueError(f"{calibration}: its estimates are {method_there}, those of {predictions} {method}")
@@ -118,9 +119,8 @@ def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
     return rows
 
 
-def _warn_of_known(cases: Sequence[str], calibration: Path) -> None:
+def _warn_of_known(cases: Sequence[str], content: Mapping[str, Any], calibration: Path) -> None:
     """Tell of cases that are not exchangeable with new ones. Args: cases: to be bounded."""
-    content = read_json(calibration)
     trained = content.get("train_cases") or []
     if trained:
         log.warning(

@@ -280,6 +280,8 @@ class TrainerConfig:
     num_sanity_val_steps: int = key(2, "cases that a new run validates first; -1: all", ge=-1)
     reload_dataloaders_every_n_epochs: int = key(0, "0: never", ge=0)
     enable_progress_bar: bool = key(True, "in a terminal")
+    barebones: bool = key(False, "true is refused: it leaves out checkpoints, which every run writes")
+    profiler: Any = key(None, "simple, advanced, pytorch, xla, or a node with _target_")
     model_registry: str | None = key(None, "not used: checkpoints are files")
     plugins: Any = key(None, "a list of nodes with _target_")
 

@@ -27,7 +27,7 @@ from medconv import config as configs
 from medconv import doors
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.config.schema import open_keys
-from medconv.config.values import as_text
+from medconv.config.values import as_text, enumeration
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv
 from medconv.performance.step_profiler import StepProfiler
@@ -68,6 +68,7 @@ from medconv.utils.logging import route_lightning
 _SAMPLES_PER_EPOCH = 1000  # patches, where the config sets no number
 # What `build_data` gives an augmentation beside its keys
 _AUGMENTATION_ARGUMENTS = ("seed", "spacing_mm", "patch_size", "flip_label_pairs", "left_right_axis")
+_PROFILERS = ("simple", "advanced", "pytorch", "xla")  # that Lightning knows by a word
 _TRANSFORMS = (
     "transforms of a sample, as MONAI has them, are a list: augmentation=monai augmentation.transforms="
 )
@@ -185,6 +186,13 @@ def checked_config(config: RunConfig) -> RunConfig:
     for key in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(config.trainer, key) == 0:
             raise ConfigError(f"trainer.{key}=0: the run would train no step; expected more than 0")
+    if config.trainer.barebones:
+        raise ConfigError("trainer.barebones=true leaves out checkpoints, which every run writes")
+    profiler = config.trainer.profiler
+    if isinstance(profiler, str) and profiler.lower() not in _PROFILERS:
+        raise ConfigError(
+            f"trainer.profiler must be {enumeration(_PROFILERS)}, null or a node with _target_, got {profiler}"
+        )
     accumulated = config.trainer.accumulate_grad_batches
     if config.perf.cuda_graphs and accumulated > 1:
         raise ConfigError(

@@ -100,7 +100,10 @@ def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog):
         (["loss=dice_ce", "+loss.dice_weigth=2"], r"did you mean loss\.dice_weight"),
         (["+optimizer.momentum_=0.9"], r"did you mean optimizer\.momentum\?$"),
         (["scheduler._target_=torch.optim.lr_scheduler.StepLR"], r"^scheduler\.step_size is missing"),
-        ([COUNTS_EPOCHS, "trainer.max_steps=4"], r"^scheduler\.T_max is missing: .*trainer\.max_epochs"),
+        (
+            [COUNTS_EPOCHS, "trainer.max_steps=4", "trainer.max_epochs=2"],
+            r"^scheduler\.T_max is missing: .*trainer\.max_epochs tells where no max_time or max_steps",
+        ),
         (["conv=none", "+conv.where=encoder"], r"^conv\.where=encoder: conv=none changes no layer"),
         (["sampler=foreground", "+sampler.share=1"], r"^there is no key sampler\.share"),
         (
@@ -134,6 +137,8 @@ def test_a_run_of_no_step_is_refused(key):
         ["model=segresnet"],  # with divisible_by, which the plan reads
         ["logger=mlflow", "early_stopping=patience"],
         ["scheduler=plateau", "sampler=balanced", "optimizer=sgd"],
+        ["trainer.profiler=Simple"],
+        ["trainer.profiler={_target_: lightning.pytorch.profilers.SimpleProfiler}"],
         ["data=csv", "data.root=x", COUNTS_EPOCHS, "trainer.max_epochs=3"],
     ],
 )
@@ -159,6 +164,8 @@ def test_every_layout_takes_its_keys(name):
         (["+sampler.foreground_share=0.9"], r"sampler\.foreground_share=0.9: this option of sampler has no"),
         (["init.inflate_2d=acs"], r"init\.inflate_2d=acs needs init\.pretrained"),
         (["optimizer.lr=-1"], r"optimizer\.lr must be 0 or more, got -1"),
+        (["trainer.barebones=true"], r"trainer\.barebones=true leaves out checkpoints"),
+        (["trainer.profiler=torch"], r"trainer\.profiler must be simple, .* with _target_, got torch$"),
     ],
 )
 def test_what_would_be_ignored_is_refused(arguments, message):

@@ -100,8 +100,9 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
         return node
     if epochs is None:
         raise ConfigError(
-            f"scheduler.T_max is missing: {target} needs the number of epochs, which "
-            "trainer.max_epochs would tell; scheduler=cosine also works with steps and times"
+            f"scheduler.T_max is missing: {target} needs the number of epochs, which trainer.max_epochs "
+            "tells where no max_time or max_steps may end the run sooner; scheduler=cosine also works with "
+            "steps and times"
         )
     log.info("scheduler.T_max: %d epochs, the length of the run", epochs)
     return {**node, "T_max": epochs}

@@ -105,7 +105,12 @@ def evaluate(
     if spacing_mm is None:
         raise ArgumentError("spacing_mm", " is needed for arrays: distances are in mm")
     result = arrays.evaluate(
-        arrays.by_case(predictions), arrays.by_case(references), spacing_mm, targets, tolerances, selection
+        arrays.by_case(predictions, "predictions"),
+        arrays.by_case(references, "references"),
+        spacing_mm,
+        targets,
+        tolerances,
+        selection,
     )
     columns = columns_of(selection)
     header = ["case", "class", *columns]

@@ -59,13 +59,26 @@ def evaluate(
     return segmentation_results.described(rows, targets.names, selection or MetricSelection())
 
 
-def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps) -> LabelMaps:
-    """Case to label map; without names, the cases are numbered from 0. One array is one case."""
+def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps, argument: str) -> LabelMaps:
+    """Case to label map; without names, the cases are numbered from 0. One array is one case.
+
+    Raises: ValueError: what is no array, such as an image of nibabel; names the argument.
+    """
+    named: LabelMaps
     if isinstance(arrays, Mapping):
-        return arrays
-    if isinstance(arrays, np.ndarray):
-        return {"0": arrays}
-    return {str(number): array for number, array in enumerate(arrays)}
+        named = arrays
+    elif isinstance(arrays, Sequence):
+        named = {str(number): array for number, array in enumerate(arrays)}
+    else:
+        named = {"0": arrays}
+    for case, array in named.items():
+        if np.asarray(array).dtype == object:
+            raise ArgumentError(
+                argument,
+                f": case {case} must be an array, got {type(array).__name__}; "
+                "of an image of nibabel, np.asarray(image.dataobj)",
+            )
+    return named
 
 
 def _targets(

@@ -191,7 +191,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     profiler = config.trainer.profiler
     if isinstance(profiler, str) and profiler.lower() not in _PROFILERS:
         raise ConfigError(
-            f"trainer.profiler must be {enumeration(_PROFILERS)}, null or a node with _target_, got {profiler}"
+            f"trainer.profiler must be {enumeration(_PROFILERS)}, null or a node with _target_, "
+            f"got {profiler}"
         )
     accumulated = config.trainer.accumulate_grad_batches
     if config.perf.cuda_graphs and accumulated > 1:

@@ -1,7 +1,9 @@
 """medconv/evaluation/arrays.py: label maps in memory have the scores of their files."""
 
+import nibabel
 import numpy as np
 import pytest
+import torch
 from helpers.label_maps import folders, label_of
 
 from medconv.evaluation import arrays, segmentation
@@ -75,5 +77,13 @@ def test_a_case_without_reference_is_named():
 
 
 def test_cases_without_names_are_numbered():
-    assert list(arrays.by_case([label_of(1), label_of(2)])) == ["0", "1"]
-    assert list(arrays.by_case(label_of(1))) == ["0"]
+    assert list(arrays.by_case([label_of(1), label_of(2)], "predictions")) == ["0", "1"]
+    assert list(arrays.by_case(label_of(1), "predictions")) == ["0"]
+    assert list(arrays.by_case(torch.from_numpy(label_of(1)), "predictions")) == ["0"]
+
+
+@pytest.mark.parametrize("form", [lambda image: image, lambda image: [image], lambda image: {"0": image}])
+def test_an_image_of_nibabel_is_no_array(form):
+    image = nibabel.Nifti1Image(label_of(1).astype(np.uint8), np.eye(4))
+    with pytest.raises(ValueError, match="references: case 0 must be an array, got Nifti1Image; .*dataobj"):
+        arrays.by_case(form(image), "references")

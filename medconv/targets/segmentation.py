@@ -36,6 +36,7 @@ class SegmentationTargets(Targets):
     family: ClassVar[Family] = Family()
     per_voxel: ClassVar[bool] = True
     answers_classes: ClassVar[bool] = True
+    draws_classes: ClassVar[bool] = False  # `learned_label` makes the classes; files have other values
     monitored: ClassVar[MonitoredMetric] = DICE
     scores_probabilities: ClassVar[bool] = False
     default_loss: ClassVar[str] = "dice_ce"

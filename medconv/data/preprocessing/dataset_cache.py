@@ -25,6 +25,7 @@ from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_case
 from medconv.data.preprocessing.store import BROKEN, Store, signature
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import locks
 from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.cluster import has_neighbours
@@ -203,7 +204,9 @@ def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
     ]
     settings = {**asdict(config), "intensities": intensities}
     names = [dataset.class_names] if config.frame is None else []  # whole images with values have no labels
-    return _hash([_STORE_VERSION, settings, *names, *_declared(dataset)])
+    # a version of their own, since an earlier one drew them on the grid of the files
+    draws = isinstance(dataset.targets, SegmentationTargets) and dataset.targets.draws_classes
+    return _hash([_STORE_VERSION, settings, *names, *_declared(dataset), *(["drawn"] if draws else [])])
 
 
 def _declared(dataset: Dataset) -> list[Any]:

@@ -5,7 +5,7 @@ slab of planes at a time: of 105 classes on 512 x 512 x 700 voxels all planes wo
 prepared grid still 14.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -253,23 +253,39 @@ def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def preprocess_label(
-    label: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig, num_classes: int
+    label: np.ndarray,
+    crop_info: CropInfo,
+    config: PreprocessingConfig,
+    num_classes: int,
+    draw: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
     """A native label map on the grid of its prepared image; no new values appear.
 
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
+    Args:
+        draw: from label values to classes, some of which are a voxel wide. They are drawn where they stay as
+            wide: along each axis on the coarser one of both grids.
     """
     canonical, spacing_mm = to_canonical(label[None], crop_info.grid, config.reorients)
     cropped = canonical[0][crop_info.slices]
     target_mm = config.target_mm(spacing_mm)
     shape = resampled_shape(cropped.shape, spacing_mm, target_mm)
     axis = config.nearest_axis(spacing_mm, target_mm)
-    if axis is not None:
-        cropped = cropped.take(nearest(cropped.shape[axis], shape[axis]), axis)
-    resampled = zoom_label(cropped, shape)
+    if draw is not None:
+        coarser = np.minimum(cropped.shape, shape).tolist()
+        cropped = draw(_zoomed(cropped, coarser, axis))
+    resampled = _zoomed(cropped, shape, axis)
     if config.image_dims == 2:
         resampled = resampled[..., 0]
     return np.ascontiguousarray(resampled, np.uint8 if num_classes <= 256 else np.int16)
+
+
+def _zoomed(label: np.ndarray, shape: Sequence[int], nearest_axis: int | None) -> np.ndarray:
+    """A label map of another shape. Args: nearest_axis: along which it takes the nearest plane."""
+    if nearest_axis is not None:
+        planes = nearest(label.shape[nearest_axis], shape[nearest_axis])
+        label = label.take(planes, nearest_axis)
+    return zoom_label(label, shape)
 
 
 @dataclass(frozen=True)
@@ -309,14 +325,13 @@ def preprocess_case(
     native, grid = image_of(case)
     ignore = targets.ignore if targets else None  # the label value of unlabelled voxels
     own_labels = targets and targets.family.own("labels")
+    draws = isinstance(targets, SegmentationTargets) and targets.draws_classes
     highest_label = -1
     if case.label is not None and not own_labels:
         native_label, label_grid = label_of(case)
-        if isinstance(targets, SegmentationTargets):
-            native_label = targets.learned_label(native_label)
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         labelled = native_label if ignore is None else native_label[native_label != ignore]
-        highest_label = labelled.max(initial=0)
+        highest_label = -1 if draws else labelled.max(initial=0)
     # Plane by plane, since the answers for a whole CT are 80 MB.
     is_finite = all(np.isfinite(plane).all() for channel in native for plane in channel)
     if not is_finite or highest_label >= num_classes:
@@ -333,7 +348,8 @@ def preprocess_case(
         label, soft_label = own_labels.prepared(targets, case, native, crop_info, config)
         return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
     num_values = max(num_classes, 1 + (ignore or 0))
-    label = preprocess_label(native_label, crop_info, config, num_values)
+    draw = targets.learned_label if draws else None
+    label = preprocess_label(native_label, crop_info, config, num_values, draw)
     return Entry(image, label, _foreground(label, num_classes, ignore), crop_info)
 
 

@@ -69,15 +69,12 @@ def objects_of(classes: np.ndarray) -> np.ndarray:
 def doubts_of(objects: np.ndarray) -> list[str]:
     """Why a label map may have no value of its own for each object."""
     in_pieces: list[str] = []
-    boxes = find_objects(objects)[:_LOOKED_AT]
-    for value, box in enumerate(boxes, start=1):
-        if box is None:
-            continue
+    boxes = [(value, box) for value, box in enumerate(find_objects(objects), start=1) if box is not None]
+    for value, box in boxes[:_LOOKED_AT]:
         _, num_pieces = label(objects[box] == value, np.ones((3,) * objects.ndim))
         if num_pieces > 1:
             in_pieces.append(str(value))
-    num_values = sum(box is not None for box in boxes)
-    if in_pieces and num_values == 1:
+    if in_pieces and len(boxes) == 1:
         return ["all objects have one value, so those that touch are one; each object needs its own"]
     if in_pieces:
         return [f"some values are those of several objects, or of one in pieces: {some(in_pieces, 5)}"]

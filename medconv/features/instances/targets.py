@@ -35,6 +35,7 @@ class InstanceTargets(LabelMapTargets):
     kind: ClassVar[str] = "instances"
     family: ClassVar[Family] = Family(evaluate="medconv.features.instances.evaluation:evaluate")
     answers_classes: ClassVar[bool] = False
+    draws_classes: ClassVar[bool] = True
     can_swap_labels: ClassVar[bool] = False
     monitored: ClassVar[MonitoredMetric] = MonitoredMetric("val/ap", WORDS["ap"])
     loss_kinds: ClassVar[tuple[str, ...]] = ("label_map",)

@@ -6,7 +6,9 @@ import pytest
 from helpers.object_maps import discs
 from PIL import Image
 
+from medconv.data.case import Grid
 from medconv.data.io.writing import write_label
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image, preprocess_label
 from medconv.features.instances.layout import instances
 from medconv.features.instances.matching import THRESHOLDS, means_of, row_of, scores_of
 from medconv.features.instances.objects import BORDER, INTERIOR, classes_of, doubts_of, objects_of
@@ -102,9 +104,13 @@ IN_PIECES = "some values are those of several objects, or of one in pieces: 3"
             (discs() > 0).astype(np.int16),
             ["all objects have one value, so those that touch are one; each object needs its own"],
         ),
+        (
+            np.where(discs() > 0, 1200, 0).astype(np.int16),
+            ["all objects have one value, so those that touch are one; each object needs its own"],
+        ),
         (np.where(discs() == 4, 3, discs()).astype(np.int16), [IN_PIECES]),
     ],
-    ids=["right", "empty", "one object", "a mask", "a value twice"],
+    ids=["right", "empty", "one object", "a mask", "a mask of a high value", "a value twice"],
 )
 def test_doubts(objects, doubts):
     assert doubts_of(objects) == doubts
@@ -121,6 +127,38 @@ def a_case():
     prediction[4:6, 0:3] = 1
     prediction[0:3, 7:10] = 5
     return prediction, reference
+
+
+def squares(edge, spacing_mm):
+    """Sixteen squares or cubes that touch in a plane."""
+    numbers = np.arange(1, 17).reshape(4, 4).repeat(edge, 0).repeat(edge, 1)
+    axes = len(spacing_mm)
+    objects = np.pad(numbers, 2)[..., None].repeat(1 if axes == 2 else edge, 2)
+    return objects.astype(np.int16), Grid.of(objects.shape, np.diag([*spacing_mm, 1, 1][:3] + [1]))
+
+
+@pytest.mark.parametrize(
+    ("native_mm", "target_mm"),
+    [
+        ((1, 1), (1, 1)),
+        ((1, 1), (2.2, 2.2)),
+        ((1, 1), (0.5, 0.5)),
+        ((1, 1), (2.5, 0.4)),
+        ((1, 1, 1), (2.2, 2.2, 1)),
+        ((1, 1, 5), (1, 1, 1)),
+        ((1, 1, 5), (1.7, 2, 5)),
+    ],
+)
+def test_objects_that_touch_stay_apart_on_any_grid(native_mm, target_mm):
+    objects, grid = squares(12, native_mm)
+    config = PreprocessingConfig(len(target_mm), target_mm, ("none",), ({},))
+    _, crop_info = preprocess_image(np.ones((1, *objects.shape), np.float32), grid, config)
+    label = preprocess_label(objects, crop_info, config, 3, classes_of)
+    assert label.dtype == np.uint8 and set(np.unique(label)) == {0, INTERIOR, BORDER}
+    found = objects_of(label)
+    assert found.max() == 16
+    resampled = preprocess_label(objects, crop_info, config, 17)
+    assert scores_of(row_of(found, resampled))["ap75"] == 1
 
 
 def test_a_case_by_hand():

@@ -388,7 +388,8 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     split = splits.drop_duplicates(split, contents)
     if split.train[0].values is not None:
         splits.check_examples(split, dataset.targets, _remedy(split, data))
-    _warn_without_foreground(split, dataset, measured)
+    if isinstance(dataset.targets, SegmentationTargets):
+        _warn_without_foreground(split, dataset, measured)
     whole_images = dataset.targets.family.own("whole_images")
     if whole_images:
         whole_images.check(split, dataset, measured, data)

@@ -67,14 +67,39 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
     """From the manifest beside the predictions, else from the references' dataset.json; None: neither exists.
 
     Raises:
-        ValueError: such a file without the classes; names it.
+        ValueError: such a file without the classes, or both, and one class has other values there; names it.
     """
-    return _of_manifest(predictions) or _of_references(references)
+    return _agreed(_of_manifest(predictions), predictions, references)
 
 
 def _of_manifest(predictions: Path) -> SegmentationTargets | None:
     manifest_path = predictions / MANIFEST
     return _from_manifest(manifest_path) if manifest_path.is_file() else None
+
+
+def _agreed(
+    predicted: SegmentationTargets | None, predictions: Path, references: Path
+) -> SegmentationTargets | None:
+    """The targets of predictions; None: those of their references."""
+    if predicted is None:
+        return _of_references(references)
+    try:
+        declared = _of_references(references)
+    except (OSError, ValueError):
+        declared = None  # it was not needed
+    if isinstance(predicted, LabelMapTargets) and isinstance(declared, LabelMapTargets):
+        for name, values in predicted.by_name.items():
+            if declared.by_name.get(name, values) != values:
+                raise ValueError(
+                    f"{predictions / MANIFEST}: {name} has label value {_enumerated(values)}, and "
+                    f"{_enumerated(declared.by_name[name])} in the dataset.json of the references "
+                    f"{references}; expected label maps of one numbering"
+                )
+    return predicted
+
+
+def _enumerated(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _of_references(references: Path) -> SegmentationTargets | None:
@@ -88,10 +113,10 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
     """`targets_of` several folders of predictions; one without a manifest takes that of the others.
 
     Raises:
-        ValueError: their classes differ.
+        ValueError: their classes differ, or as `targets_of`.
     """
     agreed: SegmentationTargets | None = None
-    first_folder = None
+    first_folder = predictions[0]
     for folder in predictions:
         targets = _of_manifest(folder)
         if agreed is None:
@@ -102,7 +127,7 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
             raise ValueError(
                 f"{folder}: its classes differ from those of {first_folder}: {names}, or their label values"
             )
-    return agreed or _of_references(references)
+    return _agreed(agreed, first_folder, references)
 
 
 def class_names_of(targets: SegmentationTargets | None) -> list[str] | None:

@@ -159,6 +159,19 @@ def test_a_manifest_counts_more_than_what_the_references_declare(tmp_path):
     assert found == LabelMapTargets.of_classes(("background", "a", "b"))
 
 
+def test_predictions_of_another_numbering_than_the_references_are_refused(tmp_path):
+    labels = {"labels": {"background": 0, "head": 1, "tail": 2}}
+    record = {"class_names": ["background", "tail", "head"]}
+    predictions, references = folders(tmp_path, record, labels)
+    expected = r"prediction\.json: tail has label value 1, and 2 in the dataset\.json of the references "
+    with pytest.raises(ValueError, match=expected):
+        targets_of(predictions, references)
+    with pytest.raises(ValueError, match=expected):
+        agreed_targets([tmp_path, predictions], references)
+    # a file that is not needed may be of any form
+    assert targets_of(*folders(tmp_path, record, {"labels": 3})).names == ("tail", "head")
+
+
 def test_classes_without_names_are_numbered():
     assert numbered([0, 10, 2]) == numbered(["10", "2"]) == LabelMapTargets(("2", "10"), ((2,), (10,)))
 

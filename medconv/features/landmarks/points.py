@@ -72,7 +72,8 @@ def read_points(path: Path, case: str) -> Points:
     """
     points: Points = {}
     for name, position in _rows(path, case):
-        if not isinstance(name, str) or not name.strip():
+        name = name.strip() if isinstance(name, str) else ""
+        if not name:
             raise ValueError(f"{path}: a point has no name")
         if name in points:
             raise ValueError(f"{path}: the point {name} is there twice")
@@ -115,11 +116,11 @@ def _table(path: Path, modified: int) -> dict[str | None, Rows]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             numbered_rows = [(reader.line_num, row) for row in reader]
+            columns = reader.fieldnames or ()
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from error
-    columns = reader.fieldnames or ()
     rows = [row for _, row in numbered_rows]
-    if rows and not set(_COLUMNS) <= set(columns):
+    if not set(_COLUMNS) <= set(columns):
         raise ValueError(f"{path}: expected the columns name, x, y, z, in mm (RAS), or these and case")
     for number, row in numbered_rows:
         if any(row.get(None) or ()):  # a decimal comma would make two numbers of one

@@ -179,6 +179,8 @@ WRONG = {
     "nan": ('{"apex": [1, 2, NaN]}', ".json", "expected three finite numbers"),
     "unknown": ('{"apx": [1, 2, 34]}', ".json", "unknown point apx, expected apex, base"),
     "columns": ("label,x,y,z\napex,1,2,3", ".csv", "expected the columns name, x, y, z"),
+    "no byte": ("", ".csv", "expected the columns name, x, y, z"),
+    "spaces": ("name,x,y,z\napex ,1,2,34\n apex,1,2,35", ".csv", "the point apex is there twice"),
     "system": ('{"markups": [{"coordinateSystem": "IJK"}]}', ".mrk.json", "no markups as Slicer writes"),
     "list": ("[1, 2]", ".json", "expected an object such as"),
     "empty": ("{}", ".json", "has none of the points"),

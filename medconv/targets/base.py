@@ -94,6 +94,7 @@ class Targets(ABC):
         output_meaning: how answers follow from outputs, for people.
         calibrated: whether logits are divided by a temperature that fits the validation cases.
         unbounded: whether answers are numbers of any size, not probabilities.
+        mean_of_outputs: whether several networks average their outputs; else what these mean.
         labels_in_mm: whether labels are positions in mm of the images' headers, which have to be right then.
         loss_kinds: further kinds whose losses fit, since their references are alike.
         names: of the foreground classes, regions, labels or numbers.
@@ -112,6 +113,7 @@ class Targets(ABC):
     output_meaning: ClassVar[str]
     calibrated: ClassVar[bool] = False
     unbounded: ClassVar[bool] = False
+    mean_of_outputs: ClassVar[bool] = True
     labels_in_mm: ClassVar[bool] = False
     loss_kinds: ClassVar[tuple[str, ...]] = ()
     names: tuple[str, ...]

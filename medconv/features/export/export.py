@@ -71,8 +71,11 @@ def _loaded(source: Path, format: Format, trusted: Sequence[str], plain: bool = 
             )
         if model.preprocessing != first.preprocessing or model.window != first.window:
             raise ValueError(f"{model.path}: has another preprocessing or window than {first.path}")
-    if not first.targets.per_voxel:
-        raise ValueError(f"{source}: image-level networks average their answers, not their outputs")
+    if not first.targets.mean_of_outputs:
+        raise ValueError(
+            f"{source}: {first.targets.kind} networks average their answers, not their outputs; "
+            "name one checkpoint"
+        )
     return replace(first, network=MeanNetwork([model.network for model in models]).eval())
 
 

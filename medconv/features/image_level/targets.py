@@ -55,6 +55,7 @@ class ImageLevelTargets(Targets):
 
     family: ClassVar[Family] = WHOLE_IMAGES
     per_voxel: ClassVar[bool] = False
+    mean_of_outputs: ClassVar[bool] = False
     name_word: ClassVar[str] = "class"
     min_names: ClassVar[int] = 1
     takes_missing: ClassVar[bool] = False

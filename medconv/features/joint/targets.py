@@ -41,6 +41,7 @@ class JointTargets(LabelMapTargets):
     family: ClassVar[Family] = JOINT
     answers_classes: ClassVar[bool] = False
     can_swap_labels: ClassVar[bool] = False
+    mean_of_outputs: ClassVar[bool] = False
     default_loss: ClassVar[str] = "joint"
     output_meaning: ClassVar[str] = (
         "softmax over the channels of background and targets.names is the label map; the mean of each "

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from types import SimpleNamespace
 
 import nibabel as nib
@@ -217,6 +218,15 @@ def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root):
     assert sum(map(len, of_windows)) > 8
     mean = torch.cat(of_windows).mean(0).softmax(0)
     np.testing.assert_allclose(outputs[1], mean, atol=1e-6)
+
+
+def test_a_mean_of_networks_is_not_exported_as_that_of_their_outputs(root, tmp_path, capsys, monkeypatch):
+    shutil.copytree(root / "run", tmp_path / "run")
+    shutil.copytree(root / "run", tmp_path / "run/members/2")
+    options = ("--checkpoint", tmp_path / "run", "--format", "torchscript", "--output", tmp_path / "mean.ts")
+    assert tiny.call(monkeypatch, "export", *options) == USER
+    assert "joint networks average their answers, not their outputs" in capsys.readouterr().err
+    assert not (tmp_path / "mean.ts").exists()
 
 
 def test_a_segmentation_starts_the_network_of_both(root, tmp_path, caplog):

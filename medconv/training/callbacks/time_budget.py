@@ -313,6 +313,7 @@ class ValidationBudget:
         self._spent = 0.0  # seconds of all validations so far
         self._num_batches: int | None = None  # that fit, of each rank; None: all
         self._num_of_all: int | None = None  # of all ranks; None: as many as now
+        self._num_existing: int | None = None  # of each rank, where only some of them fit
         self._said_postponed = False
         # When a validation began, and when each of its batches ended
         self._batch_times: list[float] = []
@@ -322,6 +323,7 @@ class ValidationBudget:
             "validation": self.seconds_each,
             "val_batches": self._num_batches,
             "val_batches_of_all": self._num_of_all,
+            "val_batches_existing": self._num_existing,
             "validating": self._spent,
             "validated_at": self.last_step,
         }
@@ -332,6 +334,7 @@ class ValidationBudget:
         if not self._validates_all:
             self._num_batches = state.get("val_batches")
             self._num_of_all = state.get("val_batches_of_all")
+            self._num_existing = state.get("val_batches_existing")
         self._spent = state.get("validating", 0.0)
         self.last_step = state.get("validated_at", 0)
 
@@ -363,13 +366,13 @@ class ValidationBudget:
 
     def begin_other_time(self) -> None:
         """A resumed run that is longer may validate more batches."""
-        if self._num_batches is None or self.seconds_each is None:
+        if self._num_batches is None or self._num_existing is None or self.seconds_each is None:
             return
         batch_seconds = self.seconds_each / self._num_batches
-        fitting = self._fitting(batch_seconds)
+        fitting = min(self._fitting(batch_seconds), self._num_existing)
         if fitting > self._num_batches:
             self.seconds_each = batch_seconds * fitting
-            self._num_batches = fitting
+            self._num_batches = fitting if fitting < self._num_existing else None
             self._num_of_all = None
 
     def _choose_num_batches(self, trainer: Trainer, batch_seconds: float) -> None:
@@ -381,6 +384,7 @@ class ValidationBudget:
         if fitting >= all_batches:
             return
         self._num_batches = fitting
+        self._num_existing = all_batches
         log.warning(
             "a validation of all %d batches would take %.0f of the %.0f s of trainer.max_time, so only the "
             "first %d are validated; for all, raise trainer.max_time, or set trainer.limit_val_batches=1.0",

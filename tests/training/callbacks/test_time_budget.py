@@ -376,15 +376,17 @@ def test_rank_0_says_how_many_batches_fit():
     assert trial(budget_with(None), 100, ranks=2, fitting=2).limit_val_batches == 2
 
 
-def test_a_resumed_run_that_is_longer_validates_more_batches():
-    """Two batches took 40 s of 100; of 1000 s twenty fit."""
+@pytest.mark.parametrize(
+    ("existing", "seconds", "limit"), [(100, 400.0, 20), (7, 140.0, 1.0), (20, 400.0, 1.0)]
+)
+def test_a_resumed_run_that_is_longer_validates_more_batches(existing, seconds, limit):
+    """Two batches took 40 s of 100; of 1000 s twenty fit, if there are as many."""
     budget = budget_with(None)
-    budget.load_state_dict(
-        {**budget.state_dict(), "validation": 40.0, "val_batches": 2, "val_batches_of_all": 2}
-    )
+    counts = {"val_batches": 2, "val_batches_of_all": 2, "val_batches_existing": existing}
+    budget.load_state_dict({**budget.state_dict(), "validation": 40.0, **counts})
     budget.begin_other_time()
-    assert budget.seconds_each == 400.0 and budget.postpones(150.0)
-    assert trial(budget, 100).limit_val_batches == 20
+    assert budget.seconds_each == seconds and budget.postpones(150.0)
+    assert trial(budget, existing).limit_val_batches == limit
 
 
 def test_a_resumed_run_validates_as_many_batches_as_before():

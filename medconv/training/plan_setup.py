@@ -73,8 +73,10 @@ def make_plan(
     kind = dataset.targets.family.own("planning")
     # Exposure and stain differ between pictures; a value that is to be predicted may depend on them
     of_pictures = "zscore" if isinstance(dataset.targets, SegmentationTargets) else "dataset"
-    if "normalisation" in earlier_plan:  # that of a run from before this default
-        of_pictures = earlier_plan["normalisation"][0]
+    kept = earlier_plan.get("normalisation", ())  # that of a run to resume may be from before this default
+    if config.data.normalisation is None and len(kept) == len(dataset.modalities):
+        names = {**overrides.names, "normalisation": earlier_origin}
+        overrides = replace(overrides, normalisation=kept, names=names)
     # The run to resume, or whose weights these are, took slices, and so does this one
     took_slices = earlier_plan.get("slice_axis") in (0, 1, 2) or earlier_plan.get("takes_slices", False)
     is_open = config.data.spatial_dims is None and config.data.slice_axis is None

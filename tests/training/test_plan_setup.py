@@ -115,6 +115,17 @@ def test_pictures_with_label_maps_are_normalised_each_by_itself(tmp_path):
         assert prepare_data(settings, earlier_plan=earlier_plan).plan.normalisation == (expected,)
 
 
+def test_a_run_that_goes_on_keeps_the_normalisation_of_each_channel(tmp_path):
+    root = tiny.write_dataset(tmp_path / "data", cases=4)
+    settings = tiny.checked(root, f"data.cache_dir={tmp_path}/cache", "data.prepare_workers=1")
+    kept = prepare_data(settings, earlier_plan={"size": "tiny", "normalisation": ["rescale"]}).plan
+    assert kept.normalisation == ("rescale",)
+    assert ("normalisation", "rescale", "as when this run began") in kept.rows
+    # of a checkpoint with another number of channels
+    others = prepare_data(settings, earlier_plan={"size": "tiny", "normalisation": ["ct", "none"]}).plan
+    assert others.normalisation == ("zscore",)
+
+
 def test_derived_values_of_classes_and_numbers(tmp_path, caplog):
     table = write(tmp_path / "data", 20)
     write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2

@@ -325,13 +325,15 @@ def preprocess_case(
     native, grid = image_of(case)
     ignore = targets.ignore if targets else None  # the label value of unlabelled voxels
     own_labels = targets and targets.family.own("labels")
-    draws = isinstance(targets, SegmentationTargets) and targets.draws_classes
+    draw = None
+    if isinstance(targets, SegmentationTargets) and targets.draws_classes:
+        draw = targets.learned_label
     highest_label = -1
     if case.label is not None and not own_labels:
         native_label, label_grid = label_of(case)
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         labelled = native_label if ignore is None else native_label[native_label != ignore]
-        highest_label = -1 if draws else labelled.max(initial=0)
+        highest_label = labelled.max(initial=0) if draw is None else -1
     # Plane by plane, since the answers for a whole CT are 80 MB.
     is_finite = all(np.isfinite(plane).all() for channel in native for plane in channel)
     if not is_finite or highest_label >= num_classes:
@@ -348,7 +350,6 @@ def preprocess_case(
         label, soft_label = own_labels.prepared(targets, case, native, crop_info, config)
         return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
     num_values = max(num_classes, 1 + (ignore or 0))
-    draw = targets.learned_label if draws else None
     label = preprocess_label(native_label, crop_info, config, num_values, draw)
     return Entry(image, label, _foreground(label, num_classes, ignore), crop_info)
 

@@ -7,25 +7,12 @@ import numpy as np
 
 from medconv.config import RunConfig
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.check import (
-    assumed_spacing,
-    dataset_warnings,
-    error_report,
-    examine_all,
-    far_values,
-)
+from medconv.data.preprocessing.check import dataset_warnings, error_report, examine_all
 from medconv.data.preprocessing.dataset_cache import dataset_folder, examined
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
 from medconv.planning import report as planning_report
-from medconv.training.data_setup import (
-    check_split,
-    find_data,
-    flip_label_pairs,
-    prepare_data,
-    split_cases,
-    split_warning,
-)
+from medconv.training.data_setup import find_data, flip_label_pairs, planned_data, prepare_data, split_cases
 from medconv.training.plan_setup import make_plan
 from medconv.training.weight_source import weight_source
 from medconv.utils.logging import size_text
@@ -78,18 +65,12 @@ def _check(run_config: RunConfig) -> None:
     if errors:
         raise ValueError(error_report(dataset, errors))
     measured = measure(reports)
-    if run_config.data.source_spacing_mm is None:
-        measured = measured.at_spacing(
-            assumed_spacing(measured.shapes, measured.spacings_mm, dataset.targets)
-        )
-    plan = make_plan(run_config, dataset, measured)
-    for far_warning in far_values(dataset, measured, plan.normalisation):
-        print(f"warning: {far_warning}")
-    print(f"\n{planning_report.table(plan.rows)}")
-    split = check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
-    warning = split_warning(split, run_config.data)
-    if warning:
-        print(f"\nwarning: {warning}")
+    try:
+        split_cases(dataset, run_config.data)
+    except ValueError:  # of a few cases; they have a plan nevertheless
+        print(f"\n{planning_report.table(make_plan(run_config, dataset, measured).rows)}")
+        raise
+    planned_data(run_config, dataset, measured, skipped={})
     print(f"\nno errors in {len(reports)} cases of {dataset.name}")
 
 

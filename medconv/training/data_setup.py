@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -169,16 +170,87 @@ def prepare_data(
     data = config.data
     # What there is; a wrong split or pair of classes is told before any image is read
     dataset = find_data(data)
-    split = split_cases(dataset, data)
-    if data.num_folds != DataConfig.num_folds and (reason := _no_folds(dataset, data)):
-        log.warning("data.num_folds=%d has no effect: %s", data.num_folds, reason)
-    pairs = flip_label_pairs(dataset, data)
+    split_cases(dataset, data)
+    flip_label_pairs(dataset, data)
     # Every file is checked and measured, or was before and has not changed
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         measured, skipped = cached_fingerprint(
             dataset, home, data.prepare_workers, skip=data.on_invalid_case == "skip"
         )
+    found = planned_data(config, dataset, measured, skipped, earlier_plan)
+    dataset, split = found.dataset, found.split
+    with signals.raising():
+        store = fill_store(
+            dataset, found.preprocessing, home, data.prepare_workers, verify, data.store == "blosc2"
+        )
+    # What targets are scaled by comes from the training cases alone
+    values = splits.values_of(split.train)
+    targets = dataset.targets.fitted(values) if values.size else dataset.targets
+    return PreparedData(
+        dataset=dataset,
+        train=split.train,
+        val=split.val,
+        preprocessing=found.preprocessing,
+        plan=found.plan,
+        store=store,
+        targets=targets,
+        derived=derived_values(
+            found.plan,
+            dataset,
+            split.train,
+            targets,
+            flip_label_pairs(dataset, data),
+            several_kinds=found.several_kinds,
+        ),
+        skipped=skipped,
+        spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*found.measured.spacings_mm, strict=True)),
+        value_bands=tuple(map(band_of, zip(*found.measured.percentiles, strict=True))),
+        test=split.test,
+        split_warning=split_warning(split, data),
+        source_spacing_mm=found.source_spacing_mm,
+    )
+
+
+@dataclass(frozen=True)
+class PlannedData:
+    """A dataset whose files were all checked, and how it will be prepared.
+
+    Args:
+        measured: of the cases, with the spacing that is taken.
+        several_kinds: whether rare kinds of pictures are drawn more often.
+        source_spacing_mm: as of `PreparedData`.
+    """
+
+    dataset: Dataset
+    split: DataSplit
+    measured: Fingerprint
+    plan: Plan
+    preprocessing: PreprocessingConfig
+    several_kinds: bool
+    source_spacing_mm: Any
+
+
+@configs.arguments_as_keys("data", "plan")
+def planned_data(
+    config: RunConfig,
+    dataset: Dataset,
+    measured: Fingerprint,
+    skipped: Mapping[str, str],
+    earlier_plan: Mapping[str, Any] = NO_EARLIER_PLAN,
+) -> PlannedData:
+    """Split and plan of a dataset, and all that can be wrong with them before a case is prepared.
+
+    Args:
+        measured: of the cases without errors.
+        skipped: the other cases, and why.
+        earlier_plan: as in `make_plan`.
+    """
+    data = config.data
+    split = split_cases(dataset, data)
+    if data.num_folds != DataConfig.num_folds and (reason := _no_folds(dataset, data)):
+        log.warning("data.num_folds=%d has no effect: %s", data.num_folds, reason)
+    pairs = flip_label_pairs(dataset, data)
     # Only now it is known whether headers have lost the spacing, and which cases are invalid or twice there
     source_spacing_mm = data.source_spacing_mm or assumed_spacing(
         measured.shapes, measured.spacings_mm, dataset.targets
@@ -208,28 +280,13 @@ def prepare_data(
     log.info("%s", table(planned.rows))
     for warning in far_values(dataset, measured, planned.normalisation):
         log.warning(warning)
-    preprocessing = _preprocessing(planned, dataset, measured, data)
-    with signals.raising():
-        store = fill_store(dataset, preprocessing, home, data.prepare_workers, verify, data.store == "blosc2")
-    # What targets are scaled by comes from the training cases alone
-    values = splits.values_of(split.train)
-    targets = dataset.targets.fitted(values) if values.size else dataset.targets
-    return PreparedData(
+    return PlannedData(
         dataset=dataset,
-        train=split.train,
-        val=split.val,
-        preprocessing=preprocessing,
+        split=split,
+        measured=measured,
         plan=planned,
-        store=store,
-        targets=targets,
-        derived=derived_values(
-            planned, dataset, split.train, targets, pairs, several_kinds=bool(kind_weights)
-        ),
-        skipped=skipped,
-        spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
-        value_bands=tuple(map(band_of, zip(*measured.percentiles, strict=True))),
-        test=split.test,
-        split_warning=caution,
+        preprocessing=_preprocessing(planned, dataset, measured, data),
+        several_kinds=bool(kind_weights),
         source_spacing_mm=source_spacing_mm,
     )
 
@@ -333,7 +390,7 @@ def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
     """`data.intensities` of a config that sets it.
 
     Raises:
-        ConfigError: not one set of statistics per channel.
+        ConfigError: not one set of statistics per channel, or numbers that no image has.
     """
     is_row_per_channel = isinstance(content, (list, tuple)) and len(content) == channels
     if not is_row_per_channel or not all(
@@ -341,7 +398,15 @@ def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
     ):
         needed = f"{', '.join(INTENSITIES)} for each of {channels} channels"
         raise ConfigError(f"data.intensities needs {needed}, got {content}")
-    return tuple({key: float(value) for key, value in row.items()} for row in content)
+    rows = tuple({key: float(value) for key, value in row.items()} for row in content)
+    for row in rows:
+        is_finite = all(map(math.isfinite, row.values()))
+        if not is_finite or row["std"] <= 0 or row["percentile_00_5"] >= row["percentile_99_5"]:
+            raise ConfigError(
+                "data.intensities needs finite numbers, std above 0 and percentile_00_5 below "
+                f"percentile_99_5, got {row}"
+            )
+    return rows
 
 
 def split_warning(split: DataSplit, data: DataConfig) -> str | None:

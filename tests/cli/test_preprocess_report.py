@@ -5,6 +5,7 @@ import os
 
 import nibabel as nib
 import numpy as np
+import pytest
 from helpers import tiny
 from helpers.preprocess_command import overrides, run_preprocess
 
@@ -149,3 +150,35 @@ def test_check_only_lists_every_error_and_fails(tmp_path, monkeypatch, capsys):
     assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")
     (home,) = (tmp_path / "cache").iterdir()
     assert sorted(path.name for path in home.iterdir()) == [".lock", "examined.jsonl"]  # nothing is prepared
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["data.annotated={case_*: [box]}"], "no training case annotates hole"),
+        (
+            ["data.intensities=[{mean: 1, std: 1, percentile_00_5: 0, percentile_99_5: 2}]"],
+            "data.intensities is for the normalisations",
+        ),
+        (
+            [
+                "data.normalisation=ct",
+                "data.intensities=[{mean: 1, std: -1, percentile_00_5: 0, percentile_99_5: 2}]",
+            ],
+            "data.intensities needs finite numbers, std above 0",
+        ),
+        (["data.fold=all", "data.num_folds=3"], "data.num_folds=3 has no effect: data.fold=all trains"),
+    ],
+)
+def test_a_check_says_what_preparing_would_say(more, text, dataset, tmp_path, monkeypatch, capsys):
+    arguments = [*overrides(dataset, tmp_path / "cache"), *more]
+    checked = preprocess_texts(["--check-only", *arguments], tmp_path, monkeypatch, capsys)
+    prepared = preprocess_texts(arguments, tmp_path, monkeypatch, capsys)
+    assert text in checked and text in prepared
+
+
+def preprocess_texts(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny.call(monkeypatch, "preprocess", *arguments)
+    shown = capsys.readouterr()
+    return " ".join((shown.out + shown.err).split())

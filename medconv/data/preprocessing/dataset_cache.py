@@ -44,10 +44,13 @@ Result = TypeVar("Result")
 
 def dataset_folder(cache: Path, dataset: Dataset) -> Path:
     """The folder of a dataset's fingerprint and stores: its name and a hash of its files' paths."""
-    # Without case ids, so that further cases of the same folders do not change it.
+    # Without case ids, so that further cases of the same folders do not change it; of a link to a file its
+    # own place, as a store of large files (git-annex) has another target for each content.
     paths = set()
     for case in dataset.cases:
-        paths |= {str(path.resolve()).replace(case.id, "*") for path in case.files}
+        for path in case.files:
+            folders = ["*" if part == case.id else part for part in path.parent.resolve().parts]
+            paths.add("/".join([*folders, path.name.replace(case.id, "*")]))
     # File systems or shells do not take other characters.
     name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in dataset.name)
     return cache / f"{name}-{_hash(sorted(paths))}"

@@ -78,9 +78,13 @@ class CaseReport:
 
 
 def samples_per_case(dataset: Dataset) -> int:
-    """Voxels of a case whose intensities are sampled."""
-    fair_share = _ALL_SAMPLES // max(1, len(dataset.cases))
-    return max(_MIN_SAMPLES, min(_MAX_SAMPLES, fair_share))
+    """Voxels of a case whose intensities are sampled: fewer only each time that the cases have doubled, since
+    all cases are read again then.
+    """
+    samples = _MAX_SAMPLES
+    while samples * len(dataset.cases) > _ALL_SAMPLES and samples > _MIN_SAMPLES:
+        samples //= 2
+    return max(_MIN_SAMPLES, samples)
 
 
 def examine(case: Case, dataset: Dataset) -> CaseReport:

@@ -384,7 +384,7 @@ class ValidationBudget:
         if fitting >= all_batches:
             return
         self._num_batches = fitting
-        self._num_existing = all_batches
+        self._num_existing = int(all_batches)
         log.warning(
             "a validation of all %d batches would take %.0f of the %.0f s of trainer.max_time, so only the "
             "first %d are validated; for all, raise trainer.max_time, or set trainer.limit_val_batches=1.0",

@@ -146,6 +146,17 @@ def test_masks_of_0_and_255_are_an_error_without_class_names(tmp_path):
         folder(f"{tmp_path}/i/*.nii.gz", f"{tmp_path}/l/*.nii.gz")
 
 
+def test_a_value_for_each_object_is_no_class_without_a_name(tmp_path):
+    for folder_name, values in (("images", np.zeros((9, 9))), ("masks", np.arange(81).reshape(9, 9))):
+        (tmp_path / folder_name).mkdir()
+        flat = values.repeat(3, 0).repeat(3, 1).astype(np.uint8)
+        write_picture(tmp_path / folder_name / "a.png", flat)
+    with pytest.raises(ValueError, match=r"^labels: they hold 81 values, .* data=instances"):
+        folder(str(tmp_path / "images"), str(tmp_path / "masks"))
+    names = ["background", *map(str, range(1, 81))]
+    assert len(folder(str(tmp_path / "images"), str(tmp_path / "masks"), names).class_names) == 81
+
+
 def test_folder_name_may_contain_brackets(tmp_path):
     for name in ("br[1]/i", "br[1]/l"):
         save(tmp_path / name / "a.nii.gz", label_array(0))

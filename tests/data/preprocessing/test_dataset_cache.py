@@ -24,7 +24,7 @@ from helpers.volumes import (
 )
 from helpers.waiting import PATIENCE_S
 
-from medconv.data.case import Dataset
+from medconv.data.case import Case, Dataset
 from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset_folder, examined, fill_store
@@ -154,12 +154,24 @@ def test_a_complete_read_only_cache_is_used(tmp_path):
     assert unprivileged(read) == ""
 
 
+def test_a_number_as_the_id_of_a_case_is_no_part_of_the_folders_above(tmp_path):
+    files = [Case(name, (tmp_path / "2024_study1" / f"{name}.png",)) for name in ("5", "6", "2", "1")]
+    few, more = (Dataset("s", tuple(cases), ("a",), ("MRI",)) for cases in (files[:2], files))
+    assert dataset_folder(tmp_path, few) == dataset_folder(tmp_path, more)
+
+
 def test_dataset_folder_depends_on_name_and_files(tmp_path):
     one, other = tiny(tmp_path / "one", 2), tiny(tmp_path / "other", 2)
     folder = dataset_folder(tmp_path / "cache", one)
     assert folder.parent == tmp_path / "cache" and folder.name.startswith("Tiny-")
     assert dataset_folder(tmp_path / "cache", tiny(tmp_path / "one", 3)) == folder  # with one case more
     assert dataset_folder(tmp_path / "cache", other) != folder
+    for case in one.cases:  # one scan is replaced by a link, as in a store of large files
+        image = case.images[0]
+        image.rename(tmp_path / f"{hash(case.id)}.content")
+        image.symlink_to(tmp_path / f"{hash(case.id)}.content")
+        break
+    assert dataset_folder(tmp_path / "cache", one) == folder
     odd = Dataset("a b/../ü", one.cases, one.class_names, one.modalities)
     assert dataset_folder(tmp_path / "cache", odd).name.startswith("a_b____ü-")
     assert dataset_folder(tmp_path / "cache", odd).parent == tmp_path / "cache"

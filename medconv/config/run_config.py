@@ -83,9 +83,7 @@ def _check_complete(values: Node, keys: Sequence[Key]) -> None:
         if key.default == MISSING and group != "derived" and name not in section:
             missing = group or name
             options = ", ".join(list_options(missing))
-            raise ConfigError(
-                f"{missing}: every run needs one; leave out ~{missing}, or choose one of {options}"
-            )
+            raise ConfigError(f"{missing}: every run needs one, without ~; choose one of {options}")
 
 
 def data_of(composed: DictConfig) -> DataConfig:

@@ -127,7 +127,7 @@ class DataConfig:
     annotated: Any = key(
         None,
         "cases that lack some labels: the labelled classes, such as {siteA_*: [liver, spleen]} by case id",
-        accepts=dict[str, list[str]] | None,
+        accepts=dict[str, list[int | str]] | None,
     )
     raters: Any = key(
         None,
@@ -564,7 +564,7 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "conf"
 
 
-_SHARED = "base"  # what the options of a group share is no option itself
+SHARED = "base"  # what the options of a group share is no option itself
 _OF_HYDRA = "hydra"  # launchers and sweepers
 
 
@@ -586,5 +586,5 @@ def list_options(group: str, pattern: str = "*") -> list[str]:
     if group not in groups():
         raise ConfigError(f"there is no config group {group!r}; expected one of {', '.join(groups())}")
     names = {file.stem for file in (conf_dir() / group).glob("*.yaml")}
-    names.discard(_SHARED)
+    names.discard(SHARED)
     return sorted(name for name in names if fnmatchcase(name, pattern))

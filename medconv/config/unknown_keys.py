@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from medconv.config.instantiate import arguments_of, search_folder
 from medconv.config.keys import Node, declared_keys
-from medconv.config.schema import DataConfig, Derived, RunConfig, conf_dir, set_elsewhere
+from medconv.config.schema import SHARED, DataConfig, Derived, RunConfig, conf_dir, set_elsewhere
 from medconv.config.values import ConfigError, as_text, dotted_keys, texts
 
 _KEYS = {
@@ -257,7 +257,8 @@ def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Ex
         return ConfigError("hparams_search=NAME is a search space for Optuna: add hydra/sweeper=optuna")
     missing_option = re.search(r"Could not find '([\w/]+)/([\w-]+)'", text)
     if missing_option is not None and isinstance(error, MissingConfigException) and error.options:
-        return _no_option(missing_option[1], missing_option[2], error.options)
+        options = [name for name in error.options if name != SHARED]
+        return _no_option(missing_option[1], missing_option[2], options)
     unknown_key = re.match(r"Could not override '([^']+)'", text)
     if unknown_key is not None:
         return _no_key(unknown_key[1], arguments)

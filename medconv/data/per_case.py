@@ -77,7 +77,7 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
         kind = dataset.targets.kind if dataset.targets.per_voxel else "image-level"
         raise ArgumentError("annotated", f" is for label maps of classes; this dataset has {kind} targets")
     foreground_names = dataset.class_names[1:]
-    _check_class_lists(setting, foreground_names)
+    setting = _class_lists(setting, foreground_names)
     cases = list(dataset.cases)
     annotated_names = by_case(setting, dataset.cases, "annotated")
     for index, case in enumerate(cases):
@@ -88,16 +88,22 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
     return replace(dataset, cases=tuple(cases))
 
 
-def _check_class_lists(setting: Any, foreground_names: Sequence[str]) -> None:
-    """Raises: ArgumentError: not a mapping of patterns to lists of these names."""
+def _class_lists(setting: Any, foreground_names: Sequence[str]) -> dict[str, list[str]]:
+    """The names of each pattern; numbers are names of classes without others.
+
+    Raises: ArgumentError: not a mapping of patterns to lists of these names.
+    """
     is_valid = isinstance(setting, Mapping)
+    lists: dict[str, list[str]] = {}
     if is_valid:
-        for names in setting.values():
+        for pattern, names in setting.items():
             is_list = isinstance(names, (list, tuple)) and len(names) > 0
-            is_valid = is_valid and is_list and set(names) <= set(foreground_names)
+            lists[pattern] = [str(name) for name in names] if is_list else []
+            is_valid = is_valid and is_list and set(lists[pattern]) <= set(foreground_names)
     if not is_valid:
         expected = f"{{PATTERN: [classes]}} of case ids and of {', '.join(foreground_names)}"
         raise ArgumentError("annotated", f"={setting}: expected {expected}")
+    return lists
 
 
 def _with_annotated_values(case: Case, annotated: tuple[int, ...]) -> Case:

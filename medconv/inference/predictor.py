@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -52,6 +51,7 @@ from medconv.inference.slab_answer import (
 )
 from medconv.inference.sliding_window import slab_axis
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import release_freed_memory
 
@@ -142,12 +142,7 @@ class Predictor:
         if isinstance(checkpoints, (str, Path)):
             checkpoints = [checkpoints]
         files = [file for path in checkpoints for file in checkpoints_of(Path(path))]
-        for file, count in Counter(map(realpath, files)).items():
-            if count > 1:  # such as RUN and RUN/members/*
-                raise ValueError(
-                    f"{file}: is named {count} times, and would count as often in the mean; the folder of a "
-                    "run stands for all of its members"
-                )
+        _check_differ(files)
         members = [load(file, trusted, device, mirror_axes) for file in files]
         if not members:
             raise ValueError("checkpoints are needed: the networks to predict with")
@@ -304,6 +299,23 @@ class Predictor:
             grid = image.grid.with_spacing_mm(stated_mm)
             image = replace(image, case=case, grid=grid, own_grid=image.grid)
         return prepare(image, self.members, self.forward.preprocessings)
+
+
+def _check_differ(files: Sequence[Path]) -> None:
+    """Raises: ValueError: one network twice, by two names, or as a copy or link of its file."""
+    if len(files) < 2:
+        return
+    earlier: dict[str, Path] = {}  # by content
+    for file in files:
+        content = digest(file) if file.is_file() else str(file)  # loading says what is wrong with another
+        if content in earlier:
+            same = earlier[content]
+            twice = "is named twice" if realpath(file) == realpath(same) else f"is the same network as {same}"
+            raise ValueError(
+                f"{file}: {twice}, and would count as often in the mean; the folder of a run stands for all "
+                "of its members"
+            )
+        earlier[content] = file
 
 
 def check_same(first: LoadedModel, second: LoadedModel) -> None:

@@ -64,8 +64,9 @@ def grid_rows(
     median: Sequence[int],
     grid: Grid,
     overrides: PlanOverrides,
+    size_name: str,
 ) -> list[ReportRow]:
-    """Spacing and patch. Args: median: the median image's voxels."""
+    """Spacing and patch. Args: median: the median image's voxels. size_name: as in `SIZES`."""
     if overrides.spacing_mm is not None:
         spacing_reason = overrides.name("spacing_mm")
     elif grid.spacing_mm != grid.native_spacing_mm:
@@ -82,7 +83,7 @@ def grid_rows(
         patch_reason = f"the median image, {median_size}, rounded up {up_to(overrides)}"
     else:
         largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor())
-        limit = "fits into memory" if prod(patch) < prod(largest) else "medconv plans"
+        limit = f"size {size_name} takes" if prod(patch) < prod(largest) else "medconv plans"
         patch_reason = f"the largest that {limit}; the median image is {median_size}{hint}"
     return [
         ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),

@@ -120,6 +120,11 @@ class Targets(ABC):
     ignore: int | None = None
     also_ignored: tuple[int, ...] = ()
 
+    @property
+    def outside(self) -> float:
+        """The value of an answer where the input is empty, and the network sees nothing."""
+        return 0.0
+
     @classmethod
     def from_plain(cls, content: Any) -> Self:
         """The inverse of `plain`, for kinds below this class; the content may be untrusted.

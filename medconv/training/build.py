@@ -70,7 +70,8 @@ def build_task(config: RunConfig, record: Node, load: Callable[..., Any] | None 
         make_mixup = targets.family.own("mixup")
         if make_mixup is None:
             raise configs.ConfigError(
-                f"task.mixup={config.task.mixup} is for image-level targets, but the data has label maps"
+                f"task.mixup={config.task.mixup} is for image-level targets, but the data has {targets.kind} "
+                "targets"
             )
         mixup = make_mixup(config.task.mixup, config.seed)
     loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)

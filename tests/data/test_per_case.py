@@ -1,5 +1,6 @@
 """medconv/data/per_case.py: settings by patterns of case ids."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ def test_wrong_settings_name_key_and_case(setting, words):
 def test_annotated_classes_become_label_values():
     dataset = with_annotated(DATASET, {"a_*": ["y"], "b_1": ["y", "x"]})
     assert [case.annotated for case in dataset.cases] == [(2,), (2,), (1, 2)]
+    numbered = with_annotated(replace(DATASET, class_names=("background", "1", "2")), {"a_*": [2]})
+    assert [case.annotated for case in numbered.cases] == [(2,), (2,), None]
     check_annotated(dataset.cases, dataset, ())
     with pytest.raises(ArgumentError, match=r"annotated: no training case annotates x"):
         check_annotated(dataset.cases[:2], dataset, ())

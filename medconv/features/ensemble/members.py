@@ -111,7 +111,8 @@ def plan(members: Sequence[Member]) -> str:
 
 
 def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
-    """Train all members, one at a time on each device; one that fails does not stop the others.
+    """Train all members, one at a time on each device; one that fails does not stop the others, unless the
+    input of the first was refused.
 
     Returns:
         The exit code, of the first that failed.
@@ -154,6 +155,8 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
                         continue
                     del running[device]
                     codes[member.number] = code
+                    if member is members[0] and code == USER:
+                        waiting.clear()  # what is wrong with the config of the run, theirs share
                     if code in (INTERRUPTED, -signal.SIGINT):
                         raise KeyboardInterrupt
                     if (code == PREEMPTED or -code in signals.PREEMPTING) and not stopped_by:
@@ -163,7 +166,7 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
             raise
     if stopped_by:
         raise signals.RunInterrupted(stopped_by)
-    failed = [member for member in members if codes[member.number] != DONE]
+    failed = [member for member in members if codes.get(member.number, DONE) != DONE]
     for member in failed:
         log.error(
             "member %d failed, %s: %s", member.number, _end_of(codes[member.number]), member.folder.path

@@ -13,6 +13,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.export.graph import Captured
 from medconv.inference.load import LoadedModel
 from medconv.targets import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.digests import digest
 
 VERSION = 1
@@ -33,7 +34,7 @@ _NNUNET = (
 _RESAMPLING = (
     "cubic splines, after normalisation; the outer edges of the first and last voxels keep their places"
 )
-_RESTORE = "each channel by linear interpolation to the cropped image's own grid; outside of it is background"
+_RESTORE = "each channel by linear interpolation to the cropped image's own grid"
 
 
 def metadata_path(model: Path) -> Path:
@@ -163,7 +164,8 @@ def _outputs(model: LoadedModel) -> Metadata:
         "decode": targets.output_meaning,
     }
     if targets.per_voxel:
-        outputs["restore"] = _RESTORE
+        outside = "background" if isinstance(targets, SegmentationTargets) else f"{targets.outside:g}"
+        outputs["restore"] = f"{_RESTORE}; outside of it is {outside}"
     if model.temperature is not None:
         outputs["temperature"] = model.temperature
         outputs["decode"] = f"the outputs divided by the temperature, then {targets.output_meaning}"

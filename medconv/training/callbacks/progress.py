@@ -121,7 +121,11 @@ class ProgressBar(Callback):
         metrics = trainer.callback_metrics
         figures = []
         by_steps = self._bar.tasks[0].time_remaining
-        seconds = by_steps if self.budget is None else self.budget.seconds_left()
+        seconds = by_steps
+        if self.budget is not None:
+            seconds = self.budget.seconds_left()
+            if by_steps is not None and _ends_by_steps(trainer, self.budget):
+                seconds = min(seconds, by_steps)
         if seconds is not None:
             figures.append(f"{_duration(seconds)} left")
         if "train/loss" in metrics:
@@ -152,6 +156,12 @@ def _total_steps(trainer: Trainer, budget: TimeBudget | None) -> float | None:
     if budget is not None and budget.expected_steps is not None:
         steps = min(steps, budget.expected_steps)
     return steps if math.isfinite(steps) else None
+
+
+def _ends_by_steps(trainer: Trainer, budget: TimeBudget | None) -> bool:
+    """Whether a number of steps or epochs ends the run, and no time before it, as far as that is known."""
+    limit = float(trainer.estimated_stepping_batches)
+    return math.isfinite(limit) and limit == _total_steps(trainer, budget)
 
 
 class ProgressLines(Callback):
@@ -210,7 +220,7 @@ class ProgressLines(Callback):
         """`step 620 of about 1640, 11:48 left`."""
         step = trainer.global_step
         total = _total_steps(trainer, self.budget)
-        if self.budget is not None:
+        if self.budget is not None and not _ends_by_steps(trainer, self.budget):
             of_total = "" if total is None else f" of about {total:.0f}"
             return f"step {step}{of_total}, {_duration(self.budget.seconds_left())} left"
         if total is None or step == self._first_step:
@@ -223,6 +233,8 @@ class ProgressLines(Callback):
             work_done *= growing.costs(patch, self._first_step / total, step / total).mean()
             work_left *= growing.costs(patch, step / total).mean()
         seconds_left = (self._clock() - self._began_at) * work_left / work_done
+        if self.budget is not None:
+            seconds_left = min(seconds_left, self.budget.seconds_left())
         return f"step {step} of {total:.0f}, about {_duration(seconds_left)} left"
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -197,10 +197,14 @@ class TimeBudget(Callback):
             self.expected_steps = self._expected(growing, batch["image"].shape[2:], _schedules(trainer)[0])
         if is_first_estimate and self.expected_steps < self._max_steps:
             log.info(
-                "at the speed of the first steps, about %d steps fit into %.0f s%s",
+                "at the speed of the first steps, about %d steps fit into %.0f s%s%s",
                 self.expected_steps,
                 self.seconds,
                 "" if growing is None else ", as patches grow",
+                f"; trainer.max_time ends the run before its {self._max_steps:.0f} steps, "
+                "trainer.max_time=null does not"
+                if math.isfinite(self._max_steps)
+                else "",
             )
             self._warn_of_few(self.expected_steps)
             self._say_if_many(self.expected_steps)

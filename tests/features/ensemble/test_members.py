@@ -80,7 +80,7 @@ def test_the_folder_predicts_as_all_checkpoints_named(trained):
     _, of_first = Predictor.load(files[0]).label_and_probabilities(image)
     assert (of_folder == of_files).all()
     assert (of_folder != of_first).any()
-    with pytest.raises(ValueError, match=r"members/2/checkpoints/best.ckpt: is named 2 times, and would"):
+    with pytest.raises(ValueError, match=r"members/2/checkpoints/best.ckpt: is named twice, and would"):
         Predictor.load([folder, folder / "members/2"])
 
 
@@ -157,6 +157,16 @@ def test_the_exit_code_is_that_of_the_first_member_that_failed(ends, expected, t
     monkeypatch.setattr(members.subprocess, "Popen", Fake)
     found = [Member(number, RunDir(tmp_path / str(number)), (end,)) for number, end in enumerate(ends, 1)]
     assert members.train(found, [{}]) == expected
+
+
+@pytest.mark.parametrize(("first", "started"), [("exit(1)", ["1"]), ("exit(70)", ["1", "2", "3"])])
+def test_no_member_follows_one_whose_config_was_refused(first, started, tmp_path, monkeypatch):
+    monkeypatch.setattr(members.subprocess, "Popen", Fake)
+    ends = [f"open('{tmp_path}/log', 'a').write('{number}\\n')" for number in (1, 2, 3)]
+    ends[0] += f"; {first}"
+    found = [Member(number, RunDir(tmp_path / str(number)), (end,)) for number, end in enumerate(ends, 1)]
+    assert members.train(found, [{}]) != DONE
+    assert (tmp_path / "log").read_text().split() == started
 
 
 def test_never_moves_an_earlier_ensemble_aside_once(tmp_path, monkeypatch):

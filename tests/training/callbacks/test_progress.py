@@ -36,10 +36,21 @@ def test_lines_of_a_budget_say_how_many_steps_and_how_much_time_are_left(caplog)
     budget = TimeBudget(100.0, clock=CLOCK)
     lines = ProgressLines(budget, every=20.0, clock=CLOCK)
     with caplog.at_level("INFO", logger="medconv"):
+        fit(task(CLASSES), 18, Ticks(step=8.0), budget, lines)
+    assert [line.partition(": loss")[0] for line in caplog.messages if "left" in line][2:] == [
+        "epoch 0, step 9 of about 12, 0:28 left",
+        "epoch 0, step 12 of about 12, 0:04 left",
+    ]
+
+
+def test_where_steps_end_a_run_before_its_time_they_say_what_is_left(caplog):
+    budget = TimeBudget(100.0, clock=CLOCK)
+    lines = ProgressLines(budget, every=20.0, clock=CLOCK)
+    with caplog.at_level("INFO", logger="medconv"):
         fit(task(CLASSES), 8, Ticks(step=8.0), budget, lines)
     assert [line.partition(": loss")[0] for line in caplog.messages if "left" in line] == [
-        "epoch 0, step 3 of about 8, 1:16 left",
-        "epoch 0, step 6 of about 8, 0:52 left",
+        "epoch 0, step 3 of 8, about 0:40 left",
+        "epoch 0, step 6 of 8, about 0:16 left",
     ]
 
 

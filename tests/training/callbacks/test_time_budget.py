@@ -165,6 +165,16 @@ def test_fewer_steps_are_expected_as_patches_grow(caplog):
     assert f"about {budget.expected_steps} steps fit into 1000 s, as patches grow" in caplog.text
 
 
+def test_a_number_of_steps_that_the_time_does_not_reach_is_named(caplog):
+    for max_steps, says in ((math.inf, False), (900.0, False), (2000.0, True)):
+        caplog.clear()
+        budget = TimeBudget(1000.0, clock=clock.CLOCK)
+        budget._max_steps = max_steps
+        with caplog.at_level("INFO", logger="medconv"):
+            first_estimate(budget)
+        assert ("trainer.max_time ends the run before its 2000 steps" in caplog.text) == says
+
+
 @pytest.mark.parametrize(("seconds", "warns"), [(105.0, False), (130.0, True)])
 def test_an_overrun_is_said(seconds, warns, caplog):
     budget = TimeBudget(100.0, clock=clock.CLOCK)

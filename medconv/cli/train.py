@@ -50,12 +50,9 @@ def run_command(options: argparse.Namespace) -> int:
 
         show(flags)
         return DONE
-    # Not before: they load torch, which takes seconds.
     from omegaconf import OmegaConf
 
     from medconv import config
-    from medconv.training.run import checked_config, train
-    from medconv.training.run_dir import RunDir
     from medconv.utils import cluster
 
     start_logging(cluster.is_first())
@@ -68,6 +65,10 @@ def run_command(options: argparse.Namespace) -> int:
     (composed,) = composer.configs()
     os.environ.update(composed.settings.job.env_set)  # variables that the user's own config sets
     run_config = config.validate(composed.values)
+    # Not before: they load lightning and monai, which takes seconds, and a key may be wrong
+    from medconv.training.run import checked_config, train
+    from medconv.training.run_dir import RunDir
+
     folder = RunDir.of(run_config, composed.choices)
     if run_config.run.dry_run:
         checked_config(run_config)

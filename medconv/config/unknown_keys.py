@@ -59,6 +59,7 @@ _OPTIONS = {
         "logger=wandb and logger=mlflow write TensorBoard, too, and every run writes metrics.csv; "
         "+logger.NAME._target_=CLASS adds one"
     ),
+    "model=unet": "model=customconv is medconv's own U-Net, model=monai_unet that of MONAI",
     "logger=comet": "Offline, it writes no file",
     "logger=neptune": "Lightning no longer has it",
     "logger=aim": "It needs pkg_resources, which setuptools no longer has",

@@ -96,12 +96,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         new: the present ones.
     """
     # Without repetitions.
-    names = dict.fromkeys([*new, *old])
-    return [
-        _HASHES.get(name, f"{name}: {old.get(name)} there, {new.get(name)} now")
-        for name in names
-        if old.get(name) != new.get(name)
-    ]
+    names = [name for name in dict.fromkeys([*new, *old]) if old.get(name) != new.get(name)]
+    if "checkpoints" in names:  # of another number of networks, each with the same setting
+        names = [name for name in names if name == "checkpoints" or _each(old, name) != _each(new, name)]
+    return [_HASHES.get(name, f"{name}: {old.get(name)} there, {new.get(name)} now") for name in names]
+
+
+def _each(settings: Mapping[str, Any], name: str) -> Any:
+    """The different values of a list, which has one for each network; any other value as it is."""
+    value = settings.get(name)
+    return sorted({repr(entry) for entry in value}) if isinstance(value, list) else value
 
 
 def _same_images(before: Entry, now: Entry) -> bool:

@@ -205,6 +205,10 @@ def test_a_word_is_no_key_or_option_of_ours():
         (_no_key("extras.x", []), "there is no key extras.x; --cfg job prints the config"),
         (unknown_key("paths"), "there is no key paths; data.root is the dataset's folder"),
         (
+            _no_option("model", "unet", ["customconv"]),
+            "there is no model=unet; model=customconv is medconv's own U-Net",
+        ),
+        (
             _no_option("logger", "many_loggers", ["wandb"]),
             "there is no logger=many_loggers; logger=wandb and",
         ),

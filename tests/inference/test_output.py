@@ -358,4 +358,8 @@ def test_differing_settings_are_named_with_both_values():
 def test_files_are_not_named_by_their_hashes():
     old = {"checkpoints": ["ab12"], "postprocess": None}
     assert differences(old, {**old, "checkpoints": ["cd34"]}) == ["another checkpoint"]
+    one = {"checkpoints": ["ab"], "overlap": [0.5], "mirror_axes": [[0]]}
+    two = {"checkpoints": ["ab", "cd"], "overlap": [0.5, 0.5], "mirror_axes": [[0], []]}
+    assert differences(one, two) == ["another checkpoint", "mirror_axes: [[0]] there, [[0], []] now"]
+    assert differences(two, {**two, "overlap": [0.5]}) == ["overlap: [0.5, 0.5] there, [0.5] now"]
     assert differences(old, {**old, "postprocess": "ef56"}) == ["another post-processing, or none"]

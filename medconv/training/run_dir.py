@@ -63,8 +63,10 @@ class RunDir:
     def of(cls, config: RunConfig, choices: Mapping[str, str]) -> RunDir:
         """The folder of a config: `run.dir`, else `runs/<run.name>`, else named after its main choices."""
         if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
+            is_folder = Path(config.run.resume).is_dir()
+            problem = "a folder; its file is checkpoints/last.ckpt" if is_folder else "no such file"
             raise ConfigError(
-                f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file"
+                f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: {problem}"
             )
         path = Path(config.run.dir) if config.run.dir else None
         if path is None:

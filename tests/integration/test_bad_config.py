@@ -180,6 +180,7 @@ def train(composed):
             "task.mirror_axes must be different spatial axes from 0 to 2, or `all`, got [0, 0]",
         ),
         ("run.resume=sometimes", "run.resume must be auto, never or a checkpoint"),
+        ("run.resume=/tmp", "got /tmp: a folder; its file is checkpoints/last.ckpt"),
         ("run.checkpoint_interval=soon", "run.checkpoint_interval must be written DD:HH:MM:SS"),
         ("init.pretrained=nowhere.ckpt", "nowhere.ckpt: no such checkpoint"),
     ],

@@ -267,7 +267,8 @@ class RandomParameters:
     def _check(self) -> None:
         names = (*SPATIAL, *INTENSITY)
         unknown = [name for name in self.p if name not in names]
-        if unknown or any(not 0 <= probability <= 1 for probability in self.p.values()):
+        are_numbers = all(isinstance(probability, (int, float)) for probability in self.p.values())
+        if unknown or not are_numbers or any(not 0 <= probability <= 1 for probability in self.p.values()):
             raise ArgumentError(
                 "p", f" must be probabilities from 0 to 1 of {', '.join(names)}, got {unknown or self.p}"
             )
@@ -288,6 +289,8 @@ class RandomParameters:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < np.inf:
                 raise ArgumentError(name, f" must be 0 or more, got {value}")
+        if not isinstance(self.elastic_spacing_mm, (int, float)) or not 0 < self.elastic_spacing_mm < np.inf:
+            raise ArgumentError("elastic_spacing_mm", f" must be above 0, got {self.elastic_spacing_mm}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
             raise ArgumentError(
                 "elastic_mm",

@@ -144,16 +144,18 @@ def _of_slicer(path: Path, content: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     try:
         for markup in content["markups"]:
             # Slicer before 5 may write numbers: 0 is RAS, 1 LPS
-            system = markup.get("coordinateSystem", "LPS")
-            to_ras = _TO_RAS[{"0": "RAS", "1": "LPS"}.get(str(system), system)]
-            scale = {"mm": 1.0}[markup.get("coordinateUnits", "mm")]
+            system = str(markup.get("coordinateSystem", "LPS")).upper()
+            unit = markup.get("coordinateUnits", "mm")
+            to_ras = _TO_RAS.get({"0": "RAS", "1": "LPS"}.get(system, system))
+            if to_ras is None or unit != "mm":
+                raise ValueError(f"coordinateSystem {system}, coordinateUnits {unit}")
             for point in markup.get("controlPoints", []):
                 if point.get("positionStatus", "defined") == "defined":
-                    position = np.array(point["position"], float) * to_ras * scale
+                    position = np.array(point["position"], float) * to_ras
                     rows.append((point.get("label"), position.tolist()))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: no markups as Slicer writes them, in LPS or RAS and mm ({error!r:.80})"
+            f"{path}: no markups as Slicer writes them, in LPS or RAS and mm ({error!s:.80})"
         ) from error
     return rows
 

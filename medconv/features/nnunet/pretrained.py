@@ -127,6 +127,10 @@ def _of_folder(given: Path) -> PretrainedNnUNet:
     folder = given.parent if is_fold else given
     folds = [given] if is_fold else sorted(folder.glob("fold_*"))
     files = [fold / name for fold in folds for name in _CHECKPOINTS if (fold / name).is_file()]
+    if (given / "checkpoints").is_dir():
+        raise ConfigError(
+            f"init.pretrained={given}: the folder of a run; name its weights, {given}/checkpoints/best.ckpt"
+        )
     if not files or not (folder / "plans.json").is_file():
         raise ConfigError(
             f"init.pretrained={given}: a folder must be that of a trained nnU-Net v2 configuration, with "

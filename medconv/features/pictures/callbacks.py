@@ -48,6 +48,9 @@ class ImageLogger(Callback):
         if num_left <= 0 or not is_first_step or not trainer.is_global_zero:
             return
         views = views_of(pl_module.targets, self.cases, self.spacing_mm)
+        growing = getattr(pl_module, "growing_patch", None)
+        if growing is not None:
+            batch = growing(batch, progress=0.0)
         images = batch["image"][:num_left]
         labels = batch["label"][:num_left]
         numbers = map(int, batch["sample"])

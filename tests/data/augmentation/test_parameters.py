@@ -129,6 +129,8 @@ def test_max_read_size_is_that_of_a_patch_rotated_in_millimetres():
         ),
         ({"p": {"noise": 1.5}}, r"p must be probabilities from 0 to 1 .* 'noise': 1\.5"),
         ({"p": {"noise": float("nan")}}, r"p must be probabilities"),
+        ({"p": {"noise": "often"}}, r"p must be probabilities"),
+        ({"elastic_spacing_mm": 0}, r"elastic_spacing_mm must be above 0, got 0"),
         ({"scale": (0, 1)}, r"scale must be a range \[low, high\] from 0\.01 upwards, got \[0, 1\]"),
         ({"scale": (1.4, 0.7)}, r"scale must be a range"),
         ({"gamma": (0.7,)}, r"gamma must be a range .* got \[0\.7\]"),

@@ -181,7 +181,8 @@ WRONG = {
     "columns": ("label,x,y,z\napex,1,2,3", ".csv", "expected the columns name, x, y, z"),
     "no byte": ("", ".csv", "expected the columns name, x, y, z"),
     "spaces": ("name,x,y,z\napex ,1,2,34\n apex,1,2,35", ".csv", "the point apex is there twice"),
-    "system": ('{"markups": [{"coordinateSystem": "IJK"}]}', ".mrk.json", "no markups as Slicer writes"),
+    "system": ('{"markups": [{"coordinateSystem": "IJK"}]}', ".mrk.json", "coordinateSystem IJK"),
+    "unit": ('{"markups": [{"coordinateUnits": ["m"]}]}', ".mrk.json", "coordinateUnits ['m']"),
     "list": ("[1, 2]", ".json", "expected an object such as"),
     "empty": ("{}", ".json", "has none of the points"),
 }

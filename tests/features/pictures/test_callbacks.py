@@ -1,6 +1,7 @@
 """medconv/features/pictures/callbacks.py: pictures of cases, saliency maps and kernels."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from medconv.features.image_level import views as image_views
-from medconv.features.pictures.callbacks import LabelMapViews, _shown_convs, kernel_picture
+from medconv.features.pictures import callbacks
+from medconv.features.pictures.callbacks import ImageLogger, LabelMapViews, _shown_convs, kernel_picture
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training import trainer, validation
+from medconv.training.growing_patch import GrowingPatch
 from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
 
@@ -52,6 +55,21 @@ def test_saliency_maps_are_those_of_the_validated_weights(tmp_path, monkeypatch)
     )
     torch.testing.assert_close(states[0][place], content["state_dict"][name], rtol=0, atol=0)
     assert not torch.equal(content["current_model_state"][name], content["state_dict"][name])
+
+
+@pytest.mark.parametrize(("growing", "edge"), [(None, 64), (GrowingPatch((1, 1)), 32)])
+def test_a_sample_is_shown_as_large_as_the_network_got_it(growing, edge, monkeypatch):
+    shapes = []
+    views = SimpleNamespace(sample=lambda image, label, number: shapes.append((image.shape, label.shape)))
+    monkeypatch.setattr(callbacks, "views_of", lambda *_: views)
+    callback = ImageLogger((1.0, 1.0), cases=2)
+    monkeypatch.setattr(callback, "_show", lambda *_: None)
+    counts = SimpleNamespace(total_batch_idx=0)
+    run = SimpleNamespace(fit_loop=counts, accumulate_grad_batches=1, is_global_zero=True)
+    batch = {"image": torch.zeros(1, 1, 64, 64), "label": torch.zeros(1, 1, 64, 64), "sample": [0]}
+    module = SimpleNamespace(targets=None, growing_patch=growing)
+    callback.on_train_batch_end(run, module, None, batch, 0)
+    assert shapes == [((edge, edge), (1, edge, edge))]
 
 
 def test_ignored_voxels_are_not_painted():

@@ -106,8 +106,8 @@ def test_a_case_is_decoded_for_pictures_only_where_a_callback_shows_them(tmp_pat
 
     monkeypatch.setattr(validation.LabelMapValidation, "__call__", noted)
     dataset = tiny.write_dataset(tmp_path / "tiny", cases=4)
-    for callbacks in ("default", "none"):
-        tiny.train(dataset, tmp_path / callbacks, f"callbacks={callbacks}", "trainer.max_steps=1")
+    for option in ("default", "none"):
+        tiny.train(dataset, tmp_path / option, f"callbacks={option}", "trainer.max_steps=1")
     # Both runs validate two cases in the sanity check, which nobody looks at, and again after the step
     assert kept == [False, False, True, True, *[False] * 4]
 

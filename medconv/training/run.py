@@ -183,6 +183,8 @@ def checked_config(config: RunConfig) -> RunConfig:
             f"init.thaw_at={init.thaw_at} is a share of the run, but its progress is not known: scheduler."
             f"_target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or max_epochs"
         )
+    if init.freeze and init.pretrained is None and init.thaw_at is None:
+        log.warning("init.freeze without init.pretrained: these layers keep their random values for ever")
     for key in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(config.trainer, key) == 0:
             raise ConfigError(f"trainer.{key}=0: the run would train no step; expected more than 0")

@@ -92,6 +92,13 @@ def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog):
     assert "optimizer.lr=1000: most networks learn nothing above 0.1" in caplog.text
 
 
+def test_layers_that_keep_their_random_values_are_a_warning(caplog):
+    for arguments, warns in ((["init.pretrained=x"], False), (["init.thaw_at=0.5"], False), ([], True)):
+        caplog.clear()
+        checked_config(validate(composed("init.freeze=[encoder]", "trainer.max_steps=4", *arguments)))
+        assert ("keep their random values" in caplog.text) == warns
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

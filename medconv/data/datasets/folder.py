@@ -1,5 +1,6 @@
 """`data=folder` and `data=image_mask`: images and labels by patterns, or in two folders."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ def folder(
     if not names:
         names = _numbered_names(list(pairs.labels.values())[:_NUM_LABELS_READ])
     return build_dataset(
-        name=pairs.home.name or "folder",
+        name=pairs.name("folder"),
         cases=pairs.cases,
         class_names=names,
         targets=None,
@@ -78,10 +79,16 @@ class Pairs(NamedTuple):
     errors: dict[str, str]
     home: Path
 
+    def name(self, otherwise: str) -> str:
+        """That of the folder which holds images and labels. Args: otherwise: if it has none."""
+        folders = [self.home, *(path.parent for path in self.labels.values())]
+        common = Path(os.path.commonpath([folder.absolute() for folder in folders]))
+        return common.name or self.home.name or otherwise
+
     def dataset(self, targets: Targets, name: str) -> Dataset:
         """The dataset of these cases, whose labels are no label maps. Args: name: if the folder has none."""
         return Dataset(
-            name=self.home.name or name,
+            name=self.name(name),
             cases=tuple(sorted(self.cases, key=lambda case: case.id)),
             class_names=targets.names,
             modalities=self.modalities,

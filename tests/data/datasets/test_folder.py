@@ -29,7 +29,7 @@ def test_wildcard_matches_the_case_id(tmp_path, images, labels):
     assert [case.id for case in dataset.cases] == ["a", "b", "c"]
     assert dataset.modalities == ("CT",)
     assert dataset.class_names == ("background", "1", "2")
-    assert dataset.name == {"s": "scans", "a": "all", "p": tmp_path.name}[images[0]]
+    assert dataset.name == tmp_path.name
     for case in dataset.cases:
         assert case.images == (tmp_path / images.replace("*", case.id),)
         assert case.label == tmp_path / labels.replace("*", case.id)
@@ -186,7 +186,7 @@ def test_a_pattern_for_each_channel(tmp_path):
     save(tmp_path / "s/p_1/x_t1.nii.gz", image_array(1))
     images = {"CT": f"{tmp_path}/s/{{id}}/*_t1.nii.gz", "flair": f"{tmp_path}/s/{{id}}/*_flair.nii.gz"}
     dataset = folder(images, f"{tmp_path}/m/{{id}}-seg.nii.gz")
-    assert dataset.modalities == ("CT", "flair") and dataset.name == "s"
+    assert dataset.modalities == ("CT", "flair") and dataset.name == tmp_path.name
     assert [path.name for path in dataset.cases[0].images] == ["x_t1.nii.gz", "201901_flair.nii.gz"]
     expected = f"{tmp_path}/m/p_2-seg.nii.gz: no image matches {images['CT']}"
     assert dataset.errors == {"p_2": expected}

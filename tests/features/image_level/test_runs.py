@@ -271,7 +271,7 @@ def test_settings_for_images_do_not_fit_label_maps(tmp_path):
     ):
         tiny.train(dataset, tmp_path / "run", "loss=cross_entropy")
     with pytest.raises(
-        ValueError, match=r"task.mixup=0.2 is for image-level targets, but the data has label maps"
+        ValueError, match=r"task.mixup=0.2 is for image-level targets, but the data has label_map targets"
     ):
         tiny.train(dataset, tmp_path / "run", "task.mixup=0.2")
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from helpers import tiny
 from helpers.rated import add_rater
 
@@ -67,6 +68,8 @@ def test_the_mean_of_an_ensemble_is_scored_by_the_consensus(rated, tmp_path):
     """A member that is the run's own network adds nothing to it."""
     folders = [shutil.copytree(rated / "run", tmp_path / "run")]
     folders.append(shutil.copytree(rated / "run", tmp_path / "run/members/2"))
+    for checkpoint in (folders[1] / "checkpoints").glob("*.ckpt"):  # one file twice is refused
+        torch.save({**torch.load(checkpoint, weights_only=True), "copied": True}, checkpoint)
     members = [Member(number, RunDir(path), ()) for number, path in enumerate(folders, 1)]
     gains.write(members, tiny.checked(rated / "data", "data.raters=[labelsTr2]"), [])
     first, second = json.loads((folders[0] / "summary.json").read_text())["members"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from medconv import doors
@@ -41,6 +43,7 @@ def parser() -> Parser:
 
 def run_command(options: argparse.Namespace) -> int:
     """Train, or only show what Hydra is asked for. Returns: the exit code."""
+    began = time.monotonic()  # what is imported counts for the run
     from medconv.config import compose
 
     flags = compose.hydra_flags(options.overrides, "medconv train", options.package)
@@ -69,7 +72,7 @@ def run_command(options: argparse.Namespace) -> int:
     from medconv.training.run import checked_config, train
     from medconv.training.run_dir import RunDir
 
-    folder = RunDir.of(run_config, composed.choices)
+    folder = replace(RunDir.of(run_config, composed.choices), started_at=began)
     if run_config.run.dry_run:
         checked_config(run_config)
         print(f"# {folder.path}\n{OmegaConf.to_yaml(composed.values)}", end="")

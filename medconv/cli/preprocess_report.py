@@ -7,7 +7,7 @@ import numpy as np
 
 from medconv.config import RunConfig
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.check import dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.check import assumed_spacing, dataset_warnings, error_report, examine_all
 from medconv.data.preprocessing.dataset_cache import dataset_folder, examined
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
@@ -68,6 +68,9 @@ def _check(run_config: RunConfig) -> None:
     try:
         split_cases(dataset, run_config.data)
     except ValueError:  # of a few cases; they have a plan nevertheless
+        if run_config.data.source_spacing_mm is None:
+            assumed = assumed_spacing(measured.shapes, measured.spacings_mm, dataset.targets)
+            measured = measured.at_spacing(assumed)
         print(f"\n{planning_report.table(make_plan(run_config, dataset, measured).rows)}")
         raise
     planned_data(run_config, dataset, measured, skipped={})

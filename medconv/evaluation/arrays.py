@@ -1,7 +1,7 @@
 """Label maps in memory against references: the metrics of each case, as `segmentation` has them for files."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -67,10 +67,10 @@ def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps, argument: str
     named: LabelMaps
     if isinstance(arrays, Mapping):
         named = arrays
-    elif isinstance(arrays, Sequence):
+    elif isinstance(arrays, Iterable) and not hasattr(arrays, "__array__"):
         named = {str(number): array for number, array in enumerate(arrays)}
     else:
-        named = {"0": arrays}
+        named = {"0": cast(np.ndarray, arrays)}
     for case, array in named.items():
         if np.asarray(array).dtype == object:
             raise ArgumentError(

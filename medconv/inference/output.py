@@ -103,9 +103,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _each(settings: Mapping[str, Any], name: str) -> Any:
-    """The different values of a list, which has one for each network; any other value as it is."""
+    """The different values of a list that has one for each network; any other value as it is."""
     value = settings.get(name)
-    return sorted({repr(entry) for entry in value}) if isinstance(value, list) else value
+    networks = settings.get("checkpoints")
+    if not isinstance(value, list) or not isinstance(networks, list) or len(value) != len(networks):
+        return value
+    return sorted({repr(entry) for entry in value})
 
 
 def _same_images(before: Entry, now: Entry) -> bool:

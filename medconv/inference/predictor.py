@@ -307,7 +307,10 @@ def _check_differ(files: Sequence[Path]) -> None:
         return
     earlier: dict[str, Path] = {}  # by content
     for file in files:
-        content = digest(file) if file.is_file() else str(file)  # loading says what is wrong with another
+        try:
+            content = digest(file)
+        except OSError:  # loading says what is wrong with it
+            content = str(file)
         if content in earlier:
             same = earlier[content]
             twice = "is named twice" if realpath(file) == realpath(same) else f"is the same network as {same}"

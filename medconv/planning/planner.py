@@ -282,7 +282,7 @@ class PatchSearch:
         self, images: Fingerprint, network: Network, patch: Sequence[int], grid: report.Grid
     ) -> list[ReportRow]:
         """Spacing and patch with their reasons."""
-        return report.grid_rows(images, network, patch, self.median, grid, self.overrides, self.size.name)
+        return report.grid_rows(images, network, patch, self.median, grid, self.overrides, self.size)
 
     def most_samples(self, patch: Sequence[int]) -> int:
         """The largest batch, since short runs need many steps."""

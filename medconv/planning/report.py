@@ -7,7 +7,7 @@ from itertools import groupby
 from math import inf, prod
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.limits import PlanOverrides
+from medconv.planning.limits import PlanOverrides, Size
 from medconv.planning.spacing import SMALL_VIEW, thick_axis, voxels_to_keep
 from medconv.planning.topology import EVEN, MIN_EDGE, PER_STAGE, Budget, Network, largest_patch, rounded_up
 from medconv.utils.logging import size_text
@@ -64,9 +64,9 @@ def grid_rows(
     median: Sequence[int],
     grid: Grid,
     overrides: PlanOverrides,
-    size_name: str,
+    size: Size,
 ) -> list[ReportRow]:
-    """Spacing and patch. Args: median: the median image's voxels. size_name: as in `SIZES`."""
+    """Spacing and patch. Args: median: the median image's voxels."""
     if overrides.spacing_mm is not None:
         spacing_reason = overrides.name("spacing_mm")
     elif grid.spacing_mm != grid.native_spacing_mm:
@@ -83,7 +83,9 @@ def grid_rows(
         patch_reason = f"the median image, {median_size}, rounded up {up_to(overrides)}"
     else:
         largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor())
-        limit = f"size {size_name} takes" if prod(patch) < prod(largest) else "medconv plans"
+        limit = "medconv plans"
+        if prod(patch) < prod(largest):
+            limit = "fits into memory" if size.memory_share == 1 else f"size {size.name} takes"
         patch_reason = f"the largest that {limit}; the median image is {median_size}{hint}"
     return [
         ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),

@@ -373,7 +373,7 @@ def _preprocessing(
                 f"data.intensities is for the normalisations {' and '.join(DATASET_NORMALISATIONS)}, but "
                 f"this is {', '.join(dict.fromkeys(names))}; data.normalisation chooses another"
             )
-        intensities = intensities_of(data.intensities, len(names))
+        intensities = intensities_of(data.intensities, names)
     return PreprocessingConfig(
         spatial_dims=planned.spatial_dims,
         spacing_mm=planned.spacing_mm,
@@ -386,24 +386,27 @@ def _preprocessing(
     )
 
 
-def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
+def intensities_of(content: Any, normalisation: Sequence[str]) -> tuple[dict[str, float], ...]:
     """`data.intensities` of a config that sets it.
 
+    Args: normalisation: of each channel.
     Raises:
-        ConfigError: not one set of statistics per channel, or numbers that no image has.
+        ConfigError: not one set of statistics per channel, or numbers that no image has where they are used.
     """
-    is_row_per_channel = isinstance(content, (list, tuple)) and len(content) == channels
+    is_row_per_channel = isinstance(content, (list, tuple)) and len(content) == len(normalisation)
     if not is_row_per_channel or not all(
         isinstance(row, Mapping) and set(row) == set(INTENSITIES) for row in content
     ):
-        needed = f"{', '.join(INTENSITIES)} for each of {channels} channels"
+        needed = f"{', '.join(INTENSITIES)} for each of {len(normalisation)} channels"
         raise ConfigError(f"data.intensities needs {needed}, got {content}")
     rows = tuple({key: float(value) for key, value in row.items()} for row in content)
-    for row in rows:
-        is_finite = all(map(math.isfinite, row.values()))
-        if not is_finite or row["std"] <= 0 or row["percentile_00_5"] >= row["percentile_99_5"]:
+    for row, name in zip(rows, normalisation, strict=True):
+        is_right = all(map(math.isfinite, row.values())) and row["std"] >= 0  # 0: of a constant channel
+        if name == "ct":
+            is_right = is_right and row["percentile_00_5"] <= row["percentile_99_5"]
+        if name in DATASET_NORMALISATIONS and not is_right:
             raise ConfigError(
-                "data.intensities needs finite numbers, std above 0 and percentile_00_5 below "
+                "data.intensities needs finite numbers, std of 0 or more and percentile_00_5 below "
                 f"percentile_99_5, got {row}"
             )
     return rows

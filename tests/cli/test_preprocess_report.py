@@ -165,7 +165,7 @@ def test_check_only_lists_every_error_and_fails(tmp_path, monkeypatch, capsys):
                 "data.normalisation=ct",
                 "data.intensities=[{mean: 1, std: -1, percentile_00_5: 0, percentile_99_5: 2}]",
             ],
-            "data.intensities needs finite numbers, std above 0",
+            "data.intensities needs finite numbers, std of 0 or more",
         ),
         (["data.fold=all", "data.num_folds=3"], "data.num_folds=3 has no effect: data.fold=all trains"),
     ],

@@ -14,6 +14,7 @@ from medconv.evaluation.labels import (
     tolerance_of,
     tolerances,
 )
+from medconv.features.instances.targets import InstanceTargets
 from medconv.features.raters.targets import SoftTargets
 from medconv.inference.output import MANIFEST
 from medconv.metrics import dice
@@ -170,6 +171,11 @@ def test_predictions_of_another_numbering_than_the_references_are_refused(tmp_pa
         agreed_targets([tmp_path, predictions], references)
     # a file that is not needed may be of any form
     assert targets_of(*folders(tmp_path, record, {"labels": 3})).names == ("tail", "head")
+
+
+def test_interior_and_border_of_objects_are_no_values_of_files(tmp_path):
+    labels = {"labels": {"background": 0, "border": 1, "interior": 2}}
+    assert targets_of(*folders(tmp_path, {"targets": InstanceTargets().plain()}, labels)) == InstanceTargets()
 
 
 def test_classes_without_names_are_numbered():

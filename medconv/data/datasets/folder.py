@@ -82,7 +82,7 @@ class Pairs(NamedTuple):
     def name(self, otherwise: str) -> str:
         """That of the folder which holds images and labels. Args: otherwise: if it has none."""
         folders = [self.home, *(path.parent for path in self.labels.values())]
-        common = Path(os.path.commonpath([folder.absolute() for folder in folders]))
+        common = Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))  # noqa: PTH100 - `..`
         return common.name or self.home.name or otherwise
 
     def dataset(self, targets: Targets, name: str) -> Dataset:

@@ -6,6 +6,7 @@ Several processes may call this at once (ranks, nodes on a shared filesystem): o
 import hashlib
 import json
 import logging
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -46,14 +47,27 @@ def dataset_folder(cache: Path, dataset: Dataset) -> Path:
     """The folder of a dataset's fingerprint and stores: its name and a hash of its files' paths."""
     # Without case ids, so that further cases of the same folders do not change it; of a link to a file its
     # own place, as a store of large files (git-annex) has another target for each content.
+    places = [(case.id, path.parent.resolve() / path.name) for case in dataset.cases for path in case.files]
+    home = Path("/")  # folders above all cases keep their names
+    if len(dataset.cases) > 1 and places:
+        home = Path(os.path.commonpath([place.parent for _, place in places]))
     paths = set()
-    for case in dataset.cases:
-        for path in case.files:
-            folders = ["*" if part == case.id else part for part in path.parent.resolve().parts]
-            paths.add("/".join([*folders, path.name.replace(case.id, "*")]))
+    for case_id, place in places:
+        parts = [_without_id(part, case_id) for part in place.relative_to(home).parts]
+        paths.add(str(home.joinpath(*parts)))
     # File systems or shells do not take other characters.
     name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in dataset.name)
     return cache / f"{name}-{_hash(sorted(paths))}"
+
+
+def _without_id(name: str, case_id: str) -> str:
+    """A name with `*` for the case id, as a word of its own if there is one, and not inside of a number."""
+    for letter in (r"[^\W_]", r"\d"):
+        pattern = rf"(?<!{letter}){re.escape(case_id)}(?!{letter})"
+        replaced, count = re.subn(pattern, "*", name, count=1)
+        if count:
+            return replaced
+    return name
 
 
 def examined(dataset: Dataset, folder: Path, workers: int | None) -> Callable[[Case], CaseReport]:

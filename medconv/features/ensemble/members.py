@@ -125,6 +125,7 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
     _leave_out_others(members)
     for member in members:  # a folder without a checkpoint is an error of prediction
         member.folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    before_it = _summary_time(home)
     waiting = deque(members)
     running: dict[int, tuple[Member, subprocess.Popen[bytes]]] = {}  # by device
     codes: dict[int, int] = {}
@@ -155,8 +156,9 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
                         continue
                     del running[device]
                     codes[member.number] = code
-                    if member is members[0] and code == USER:
-                        waiting.clear()  # what is wrong with the config of the run, theirs share
+                    is_first = member is members[0]
+                    if is_first and code == USER and _summary_time(home) == before_it:
+                        _leave_out(waiting)
                     if code in (INTERRUPTED, -signal.SIGINT):
                         raise KeyboardInterrupt
                     if (code == PREEMPTED or -code in signals.PREEMPTING) and not stopped_by:
@@ -172,6 +174,21 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
             "member %d failed, %s: %s", member.number, _end_of(codes[member.number]), member.folder.path
         )
     return _exit_code(codes[failed[0].number]) if failed else DONE
+
+
+def _summary_time(folder: RunDir) -> int | None:
+    """When a run has last written its summary, which it does as soon as it trains; None: never."""
+    path = folder.path / "summary.json"
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _leave_out(waiting: deque[Member]) -> None:
+    """What is wrong with the config of the first member, these share, and its run predicts without them."""
+    if waiting:
+        log.error("member 1 was refused, so %d more are not started", len(waiting))
+    while waiting:
+        with suppress(OSError):  # it was trained by an earlier start
+            waiting.popleft().folder.checkpoints.rmdir()
 
 
 def _leave_out_others(members: Sequence[Member]) -> None:

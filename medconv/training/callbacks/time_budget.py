@@ -119,7 +119,7 @@ class TimeBudget(Callback):
         self.total_steps = None
         self.expected_steps = None
         if self._earlier.get("seconds") != self.seconds:
-            self._validations.begin_other_time()
+            self._validations.begin_other_time(trainer)
         progress = max(self.spent / self.seconds, trainer.global_step / self._max_steps)
         for schedule in _schedules(trainer):
             schedule.move_end(self._max_steps, progress=min(1.0, progress))
@@ -317,7 +317,6 @@ class ValidationBudget:
         self._spent = 0.0  # seconds of all validations so far
         self._num_batches: int | None = None  # that fit, of each rank; None: all
         self._num_of_all: int | None = None  # of all ranks; None: as many as now
-        self._num_existing: int | None = None  # of each rank, where only some of them fit
         self._said_postponed = False
         # When a validation began, and when each of its batches ended
         self._batch_times: list[float] = []
@@ -327,7 +326,6 @@ class ValidationBudget:
             "validation": self.seconds_each,
             "val_batches": self._num_batches,
             "val_batches_of_all": self._num_of_all,
-            "val_batches_existing": self._num_existing,
             "validating": self._spent,
             "validated_at": self.last_step,
         }
@@ -338,7 +336,6 @@ class ValidationBudget:
         if not self._validates_all:
             self._num_batches = state.get("val_batches")
             self._num_of_all = state.get("val_batches_of_all")
-            self._num_existing = state.get("val_batches_existing")
         self._spent = state.get("validating", 0.0)
         self.last_step = state.get("validated_at", 0)
 
@@ -368,15 +365,18 @@ class ValidationBudget:
         self.last_step = step
         return seconds
 
-    def begin_other_time(self) -> None:
-        """A resumed run that is longer may validate more batches."""
-        if self._num_batches is None or self._num_existing is None or self.seconds_each is None:
+    def begin_other_time(self, trainer: Trainer) -> None:
+        """A resumed run that is longer may validate more batches, up to all that there are."""
+        if self._num_batches is None or self.seconds_each is None:
             return
         batch_seconds = self.seconds_each / self._num_batches
-        fitting = min(self._fitting(batch_seconds), self._num_existing)
-        if fitting > self._num_batches:
+        ranks = _sharing_ranks(trainer)
+        before = math.ceil((self._num_of_all or self._num_batches * ranks) / ranks)
+        all_batches = sum(trainer.num_val_batches)  # none where no validation is due in this epoch
+        fitting = int(min(self._fitting(batch_seconds), all_batches))
+        if fitting > before:
             self.seconds_each = batch_seconds * fitting
-            self._num_batches = fitting if fitting < self._num_existing else None
+            self._num_batches = fitting if fitting < all_batches else None
             self._num_of_all = None
 
     def _choose_num_batches(self, trainer: Trainer, batch_seconds: float) -> None:
@@ -388,7 +388,6 @@ class ValidationBudget:
         if fitting >= all_batches:
             return
         self._num_batches = fitting
-        self._num_existing = int(all_batches)
         log.warning(
             "a validation of all %d batches would take %.0f of the %.0f s of trainer.max_time, so only the "
             "first %d are validated; for all, raise trainer.max_time, or set trainer.limit_val_batches=1.0",
@@ -406,9 +405,7 @@ class ValidationBudget:
         """Makes Lightning validate the chosen number of batches; on other ranks the same ones."""
         if self._num_batches is None:
             return
-        # The global batch stays, and so does that of a validation in batches
-        in_batches = getattr(getattr(trainer, "datamodule", None), "validates_batches", False)
-        ranks = 1 if in_batches else trainer.world_size
+        ranks = _sharing_ranks(trainer)
         if self._num_of_all is None:
             self._num_of_all = self._num_batches * ranks
         self._num_batches = math.ceil(self._num_of_all / ranks)
@@ -455,6 +452,13 @@ class ValidationBudget:
         validation_steps = (self.seconds_each or 0.0) / step_seconds
         least_steps = validation_steps * (1 / self._MAX_SHARE - 1)
         return interval * max(1, math.ceil(least_steps / interval))
+
+
+def _sharing_ranks(trainer: Trainer) -> int:
+    """How many processes share the batches of a validation; each has its part of a batch of whole images."""
+    # The global batch stays, and so does that of a validation in batches
+    in_batches = getattr(getattr(trainer, "datamodule", None), "validates_batches", False)
+    return 1 if in_batches else trainer.world_size
 
 
 def steps_between_validations(trainer: Trainer) -> float:

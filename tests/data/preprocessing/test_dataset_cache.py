@@ -154,10 +154,32 @@ def test_a_complete_read_only_cache_is_used(tmp_path):
     assert unprivileged(read) == ""
 
 
-def test_a_number_as_the_id_of_a_case_is_no_part_of_the_folders_above(tmp_path):
-    files = [Case(name, (tmp_path / "2024_study1" / f"{name}.png",)) for name in ("5", "6", "2", "1")]
-    few, more = (Dataset("s", tuple(cases), ("a",), ("MRI",)) for cases in (files[:2], files))
-    assert dataset_folder(tmp_path, few) == dataset_folder(tmp_path, more)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{}.png",
+        "{}_0000.png",
+        "{}_T1.png",
+        "T1_{}.png",
+        "img{}.png",
+        "sub-{0}/anat/sub-{0}_T1.png",
+        "p{}/a.png",
+    ],
+)
+def test_a_further_case_is_no_other_dataset(pattern, tmp_path):
+    """Whatever its id is, and where; in the folders above all cases a number is no id."""
+    root = tmp_path / "2024_study1"
+    files = [Case(name, (root / pattern.format(name),)) for name in ("5", "6", "2", "1", "0", "24")]
+    first, *others = (Dataset("s", tuple(files[:n]), ("a",), ("MRI",)) for n in (2, 3, 4, 5, 6))
+    for more in others:
+        assert dataset_folder(tmp_path, first) == dataset_folder(tmp_path, more)
+
+
+def test_files_keep_the_name_of_their_cache(tmp_path):
+    """That of earlier commits: a hash of the paths with `*` for ids."""
+    dataset = tiny(tmp_path / "one", 2)
+    expected = {str(path.resolve()).replace(case.id, "*") for case in dataset.cases for path in case.files}
+    assert dataset_folder(tmp_path, dataset).name.endswith(dataset_cache._hash(sorted(expected)))
 
 
 def test_dataset_folder_depends_on_name_and_files(tmp_path):

@@ -159,14 +159,20 @@ def test_the_exit_code_is_that_of_the_first_member_that_failed(ends, expected, t
     assert members.train(found, [{}]) == expected
 
 
-@pytest.mark.parametrize(("first", "started"), [("exit(1)", ["1"]), ("exit(70)", ["1", "2", "3"])])
-def test_no_member_follows_one_whose_config_was_refused(first, started, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("has_begun", "started"), [(False, ["1"]), (True, ["1", "2", "3"])])
+def test_no_member_follows_one_whose_config_was_refused(has_begun, started, tmp_path, monkeypatch):
+    """A run that trains has a summary; where it then fails, other seeds may not."""
     monkeypatch.setattr(members.subprocess, "Popen", Fake)
+    run = tmp_path / "run"
+    folders = [run, run / "members/2", run / "members/3"]
     ends = [f"open('{tmp_path}/log', 'a').write('{number}\\n')" for number in (1, 2, 3)]
-    ends[0] += f"; {first}"
-    found = [Member(number, RunDir(tmp_path / str(number)), (end,)) for number, end in enumerate(ends, 1)]
-    assert members.train(found, [{}]) != DONE
+    begins = f"open('{run}/summary.json', 'w').write('x'); " if has_begun else ""
+    ends[0] = f"{ends[0]}; {begins}exit(1)"
+    pairs = zip(folders, ends, strict=True)
+    found = [Member(number, RunDir(path), (end,)) for number, (path, end) in enumerate(pairs, 1)]
+    assert members.train(found, [{}]) == USER
     assert (tmp_path / "log").read_text().split() == started
+    assert (run / "members/2/checkpoints").is_dir() == has_begun
 
 
 def test_never_moves_an_earlier_ensemble_aside_once(tmp_path, monkeypatch):

@@ -387,16 +387,17 @@ def test_rank_0_says_how_many_batches_fit():
 
 
 @pytest.mark.parametrize(
-    ("existing", "seconds", "limit"), [(100, 400.0, 20), (7, 140.0, 1.0), (20, 400.0, 1.0)]
+    ("existing", "ranks", "seconds", "limit"),
+    [(100, 1, 400.0, 20), (7, 1, 140.0, 1.0), (20, 1, 400.0, 1.0), (4, 4, 80.0, 1.0), (0, 1, 40.0, 2)],
 )
-def test_a_resumed_run_that_is_longer_validates_more_batches(existing, seconds, limit):
-    """Two batches took 40 s of 100; of 1000 s twenty fit, if there are as many."""
+def test_a_resumed_run_that_is_longer_validates_more_batches(existing, ranks, seconds, limit):
+    """Two batches took 40 s of 100; of 1000 s twenty fit, if each process has as many, and a validation is due."""
     budget = budget_with(None)
-    counts = {"val_batches": 2, "val_batches_of_all": 2, "val_batches_existing": existing}
+    counts = {"val_batches": 2, "val_batches_of_all": 2}
     budget.load_state_dict({**budget.state_dict(), "validation": 40.0, **counts})
-    budget.begin_other_time()
-    assert budget.seconds_each == seconds and budget.postpones(150.0)
-    assert trial(budget, existing).limit_val_batches == limit
+    budget.begin_other_time(SimpleNamespace(num_val_batches=[existing], world_size=ranks, datamodule=None))
+    assert budget.seconds_each == seconds
+    assert trial(budget, existing, ranks=ranks).limit_val_batches == limit
 
 
 def test_a_resumed_run_validates_as_many_batches_as_before():

@@ -171,7 +171,7 @@ def prepare_data(
     # What there is; a wrong split or pair of classes is told before any image is read
     dataset = find_data(data)
     split_cases(dataset, data)
-    flip_label_pairs(dataset, data)
+    pairs = flip_label_pairs(dataset, data)
     # Every file is checked and measured, or was before and has not changed
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
@@ -196,12 +196,7 @@ def prepare_data(
         store=store,
         targets=targets,
         derived=derived_values(
-            found.plan,
-            dataset,
-            split.train,
-            targets,
-            flip_label_pairs(dataset, data),
-            several_kinds=found.several_kinds,
+            found.plan, dataset, split.train, targets, pairs, several_kinds=found.several_kinds
         ),
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*found.measured.spacings_mm, strict=True)),

@@ -13,11 +13,10 @@ from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.formats import structures_of
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import class_names_of, names_of, relabel_of
-from medconv.data.io.raster import is_picture
+from medconv.data.io.raster import MAX_CLASSES, is_picture
 from medconv.targets import Targets
 from medconv.utils.errors import Argument, ArgumentError
 
-_MOST_CLASSES = 64  # of pictures that do not name them
 _NUM_LABELS_READ = 20  # to find the classes of a dataset that does not name them
 
 
@@ -225,7 +224,7 @@ def _numbered_names(labels: Sequence[Path]) -> tuple[str, ...]:
     if error_text and not highest:
         problem = f" is not set, and no label tells how many there are ({error_text})"
         raise ArgumentError("class_names", problem)
-    if len(values) > _MOST_CLASSES and any(map(is_picture, labels)):
+    if len(values) > MAX_CLASSES and any(map(is_picture, labels)):
         raise ArgumentError(
             "labels",
             f": they hold {len(values)} values, more than a mask of classes has; a value for each object is "

@@ -55,7 +55,7 @@ _PHOTOMETRIC = 262  # TIFF tag: 0 where the lowest value is white
 _WHITE_IS_ZERO = 0
 # Masks that all hold 0 and the same value from here on, for example 255, have one class
 MIN_SINGLE_VALUE = 100
-_MAX_CLASSES = 64  # a mask with more values is a photograph, or has one for each object
+MAX_CLASSES = 64  # a mask with more values is a photograph, or has one for each object
 # Pixels that equal two of their four neighbours, without those of the most frequent value: in maps of nuclei,
 # of vessels cut to pieces and of packed squares at least 0.90, in pictures of six data sets at most 0.73
 _OBJECT_SHARE = 0.8
@@ -173,7 +173,7 @@ def _grey_values(path: Path, pixels: np.ndarray) -> np.ndarray:
         return pixels
     if (pixels != pixels[..., :1]).any():
         count = len(np.unique(pixels.reshape(-1, 3), axis=0))
-        colours = f"a photograph of {count} colours" if count > _MAX_CLASSES else f"{count} colours"
+        colours = f"a photograph of {count} colours" if count > MAX_CLASSES else f"{count} colours"
         raise ValueError(
             f"{path}: {colours}, expected a mask of label values: grey 0, 1, 2, ..., 0 and 255, or a palette"
         )
@@ -186,7 +186,7 @@ def _check_mask_values(path: Path, pixels: np.ndarray) -> None:
     values, counts = np.unique(pixels, return_counts=True)
     num_values = len(values)
     # JPEG keeps the values of a mask only if there are one or two
-    if num_values > (2 if is_jpeg else _MAX_CLASSES):
+    if num_values > (2 if is_jpeg else MAX_CLASSES):
         if not is_jpeg and _flat_share(pixels, values[counts.argmax()]) > _OBJECT_SHARE:
             return
         hint = "; JPEG blurs the values of a mask, PNG keeps them" if is_jpeg else ""

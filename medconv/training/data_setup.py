@@ -401,7 +401,7 @@ def intensities_of(content: Any, normalisation: Sequence[str]) -> tuple[dict[str
             is_right = is_right and row["percentile_00_5"] <= row["percentile_99_5"]
         if name in DATASET_NORMALISATIONS and not is_right:
             raise ConfigError(
-                "data.intensities needs finite numbers, std of 0 or more and percentile_00_5 below "
+                "data.intensities needs finite numbers, std of 0 or more and percentile_00_5 not above "
                 f"percentile_99_5, got {row}"
             )
     return rows

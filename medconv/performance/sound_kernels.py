@@ -13,6 +13,9 @@ These layers are small, so that a wider type costs little.
 Group norm of channels-last tensors adds up all voxels and their squares one by one in fp32 and subtracts. Its
 output is off by 4e-3 where the mean is 30 times the deviation, and in bf16 by a thousand where it is 300
 times; with 32x32x32 voxels, most of them padding, by 3e-2. The contiguous layout is sound.
+
+The gradient of a batch norm of one sample, which the instance norm of one sample is, too, is another one
+where gradient and input differ in their strides: the stride of the only sample is taken for the layout.
 """
 
 import warnings
@@ -38,6 +41,7 @@ def use_sound_kernels() -> None:
         "convolution_backward": _convolution_backward,
         "native_group_norm": _group_norm,
         "native_group_norm_backward": _group_norm_backward,
+        "native_batch_norm_backward": _batch_norm_backward,
     }
     # torch warns of what is meant here: another kernel in the place of its own
     library = torch.library.Library("aten", "IMPL")
@@ -49,7 +53,7 @@ def use_sound_kernels() -> None:
     _libraries.append(library)
 
 
-# All four get torch's own kernel, the dispatch keys, and the arguments of the operation in `aten`, of which
+# All get torch's own kernel, the dispatch keys, and the arguments of the operation in `aten`, of which
 # `settings` are passed on as they come.
 
 
@@ -144,6 +148,14 @@ def _group_norm_backward(
     if input_grad is not None:
         input_grad = input_grad.contiguous(memory_format=_layout(input))
     return input_grad, weight_grad, bias_grad
+
+
+def _batch_norm_backward(
+    kernel: Any, keys: Any, grad: Tensor, input: Tensor, *settings: Any
+) -> tuple[Tensor | None, ...]:
+    if len(input) == 1 and grad.stride() != input.stride():
+        grad = torch.empty_like(input, dtype=grad.dtype).copy_(grad)
+    return kernel(keys, grad, input, *settings)  # type: ignore[no-any-return]
 
 
 def _layout(input: Tensor) -> torch.memory_format:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medconv.convs.autograd import convolution
+from medconv.convs.parametrization import CHANNELS_LAST
 from medconv.performance.sound_kernels import use_sound_kernels
 
 Convolve = Callable[..., Tensor]
@@ -113,6 +115,24 @@ def test_group_norm_in_channels_last_gives_what_fp64_does(mean, groups, dtype, t
         close(x.grad, x64.grad, tolerance)
         close(norm.bias.grad, wide.bias.grad, tolerance)
         close(norm.weight.grad, wide.weight.grad, max(tolerance, 1e-3 if dtype == torch.float32 else 0))
+
+
+@pytest.mark.parametrize("norm", [F.instance_norm, F.batch_norm])
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("size", [(6, 5), (6, 5, 3)])
+def test_norms_have_their_gradient_whatever_the_layout_of_image_and_gradient(norm, samples, size):
+    torch.manual_seed(0)
+    layouts = (torch.contiguous_format, CHANNELS_LAST[2 + len(size)])
+    values, grad_values = torch.randn(2, samples, 4, *size).double()
+    for image_layout, grad_layout in product(layouts, layouts):
+        x64 = values.clone().requires_grad_()
+        x = values.float().contiguous(memory_format=image_layout).requires_grad_()
+        if norm is F.batch_norm:
+            output, wide = norm(x, None, None, training=True), norm(x64, None, None, training=True)
+        else:
+            output, wide = norm(x), norm(x64)
+        (grad,) = torch.autograd.grad(output, x, grad_values.float().contiguous(memory_format=grad_layout))
+        close(grad, torch.autograd.grad(wide, x64, grad_values)[0], 1e-4)
 
 
 def close(found, right, tolerance):

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -46,11 +47,27 @@ class _Fixed(nn.Module):
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, norm_class = type(self).__bases__
+        return _blank, (norm_class,), self.__dict__  # pickle finds no class that was made here
+
+
+@cache
+def _fixed(norm_class: type) -> Any:
+    return type(f"Fixed{norm_class.__name__}", (_Fixed, norm_class), {})
+
+
+def _blank(norm_class: type) -> Any:
+    """For copying and unpickling: without a state, which is set afterwards."""
+    fixed = _fixed(norm_class)
+    return fixed.__new__(fixed)
+
 
 def fix_statistics(norm: nn.Module) -> None:
     """Make a norm use its running statistics in training too, in place; its parameters stay."""
     if not isinstance(norm, _Fixed):
-        norm.__class__ = type(f"Fixed{type(norm).__name__}", (_Fixed, type(norm)), {})
+        norm_class: Any = type(norm)
+        norm.__class__ = _fixed(norm_class)
     norm.eval()
 
 

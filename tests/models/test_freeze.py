@@ -1,6 +1,6 @@
 """medconv/models/freeze.py: frozen parameters stay, and wrong patterns are named."""
 
-import copy
+from copy import deepcopy
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ def test_only_frozen_parameters_and_statistics_stay_in_training(switches):
     assert line.startswith("12 of 24 parameters, 0.00") and line.endswith("the statistics of 4 batch norms")
     apply_switches(network, channels_last=True, fast_norm=True, **switches)
     network.train()
-    before = copy.deepcopy(network.state_dict())
-    clone = copy.deepcopy(network).train()
+    before = deepcopy(network.state_dict())
+    clone = deepcopy(network).train()
     assert not clone.encoder[0][1].training and clone.decoder[0][1].training
     optimizer = Muon([p for p in network.parameters() if p.requires_grad])
     for _ in range(2):
@@ -31,6 +31,15 @@ def test_only_frozen_parameters_and_statistics_stay_in_training(switches):
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("encoder"), name
     assert all(p.grad is None for p in network.encoder.parameters())
+
+
+def test_a_frozen_network_can_be_pickled(tmp_path):
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1))
+    freeze(network, ["^[01]"])
+    torch.save(network, tmp_path / "network.pt")
+    loaded = torch.load(tmp_path / "network.pt", weights_only=False).train()
+    assert not loaded[1].training and loaded[2].training
+    assert deepcopy(network).train()[1].training is False
 
 
 def test_a_norm_whose_scale_still_learns_keeps_its_mode():

@@ -15,8 +15,8 @@ class HeatmapLoss(nn.Module):
     by that of the heatmaps.
 
     Shape: logits and heatmaps (batch, names, *spatial) -> scalar, computed in fp32.
-    Args: power: 0 is the cross-entropy.
-    Raises: ValueError: a negative power.
+    Args: power: 0 is the cross-entropy; between 0 and 1 its gradient is infinite where a voxel is right.
+    Raises: ValueError: another power than 0, or 1 and more.
     Source: Li et al. 2020, arXiv:2006.04388.
     """
 
@@ -24,8 +24,8 @@ class HeatmapLoss(nn.Module):
 
     def __init__(self, power: float = 2.0) -> None:
         super().__init__()
-        if type(power) not in (int, float) or not 0 <= power < math.inf:
-            raise ValueError(f"power must be a number of 0 or more, got {power}")
+        if type(power) not in (int, float) or not (power == 0 or 1 <= power < math.inf):
+            raise ValueError(f"power must be 0, or a number of 1 or more, got {power}")
         self.power = float(power)
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:

@@ -119,5 +119,6 @@ def _resize(label: Tensor, size: Sequence[int]) -> Tensor:
     """
     if label.shape[2:] == size:
         return label
-    mode = "area" if label.is_floating_point() else "nearest"
+    # Not torch's "nearest", which takes the first voxel of each block (pytorch#34808)
+    mode = "area" if label.is_floating_point() else "nearest-exact"
     return F.interpolate(label.float(), list(size), mode=mode).to(label.dtype)

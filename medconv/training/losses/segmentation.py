@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 from medconv.training.losses.fit import LossArgumentError, is_weight
 
+# The least probability of a voxel's own class, so that a class that is missed for certain is there
+_TINY = torch.finfo(torch.float32).tiny
+
 
 class DiceCrossEntropy(nn.Module):
     """Cross-entropy plus soft Dice, over the whole batch and all devices unless `batch_dice` is False.
@@ -102,8 +105,8 @@ class DiceCrossEntropy(nn.Module):
         if weights is None:
             mean_dice = dice.mean()
         else:
-            foreground_weights = weights[-num_dice:]
-            mean_dice = (dice * foreground_weights).sum() / foreground_weights.sum()
+            foreground_weights = weights[-num_dice:]  # all 0 where the background's alone is not
+            mean_dice = (dice * foreground_weights).sum() / foreground_weights.sum().clamp(min=_TINY)
         return self.ce_weight * entropy / num_labelled + self.dice_weight * (1 - mean_dice)
 
     def _dice_of_samples(
@@ -177,7 +180,7 @@ def _region_sums(
     probability = logits.sigmoid()
     entropy, probability, mask = counted(entropy, probability, mask, labelled, weights)
     axes = [0, *range(2, logits.ndim)]
-    intersection = (probability * mask).sum(axes)
+    intersection = (probability.clamp(min=_TINY) * mask).sum(axes)
     sizes = (probability + mask).sum(axes)
     return entropy.sum() / logits.shape[1], intersection, sizes
 
@@ -261,7 +264,7 @@ class _SoftmaxCounts(torch.autograd.Function):
         # of the voxel's own class, each (batch, 1, *spatial)
         own_log_probability = log_probability.gather(1, reference)
         probability = log_probability.exp_()
-        own_probability = probability.gather(1, reference)
+        own_probability = probability.gather(1, reference).clamp_(min=_TINY)
         voxel_entropy = -_masked(own_log_probability, labelled)
         if class_weights is not None:
             voxel_entropy = voxel_entropy * class_weights[reference]

@@ -175,7 +175,7 @@ def test_coarse_heads_get_the_nearest_labels_and_half_the_weight():
     logits, label = target_example(BOTH, (1, 4, 6))
     coarse = torch.randn(1, 2, 2, 3)
     loss = fitted(DiceCrossEntropy(), BOTH)
-    expected = (loss(logits, label) + 0.5 * loss(coarse, label[:, :, ::2, ::2])) / 1.5
+    expected = (loss(logits, label) + 0.5 * loss(coarse, label[:, :, 1::2, 1::2])) / 1.5
     torch.testing.assert_close(loss([logits, coarse], label), expected)
 
 
@@ -231,7 +231,7 @@ def test_labels_that_are_not_annotated_change_nothing(name, case):
     value = loss(heads, label, annotated=known)
     value.backward()
     torch.testing.assert_close(loss(heads, changed, annotated=known), value.detach())
-    assert abs(float(loss(heads, changed) - loss(heads, label))) > 1e-3
+    assert abs(float(loss(heads, changed) - loss(heads, label))) > 1e-4
     assert logits.grad.isfinite().all() and logits.grad[0].any()
     if targets.exclusive:  # background and a share one gradient, by their probabilities
         background, a = logits.grad[1, 0], logits.grad[1, 1]

@@ -172,6 +172,27 @@ def test_without_batch_dice_samples_that_have_a_class_count_alike(layout):
     torch.testing.assert_close(DiceCrossEntropy(dice_weight=0, batch_dice=False)(logits, label), whole)
 
 
+@pytest.mark.parametrize("batch_dice", [True, False])
+@pytest.mark.parametrize("regions", [False, True])
+def test_a_class_that_is_missed_for_certain_has_a_dice_of_0(batch_dice, regions):
+    """Its probability is 0 in fp32 then, as that of a class which is not there."""
+    label = torch.zeros(2, 1, 8, 8, dtype=torch.long)
+    label[:, :, 2:5, 2:5] = 1
+    logits = torch.zeros(2, 2, 8, 8)
+    logits[:, 0] = 500
+    loss = DiceCrossEntropy(ce_weight=0, batch_dice=batch_dice)
+    if regions:
+        logits, label = logits[:, 1:] - 500, label.bool()
+    assert float(loss(logits, label)) == pytest.approx(1, abs=1e-4)
+
+
+def test_weights_of_the_background_alone_leave_the_cross_entropy():
+    logits, label = torch.randn(2, 3, 8, 8), torch.randint(0, 3, (2, 1, 8, 8))
+    loss = DiceCrossEntropy(class_weights=[1, 0, 0])(logits, label)
+    entropy = torch.where(label == 0, -logits.log_softmax(1)[:, :1], 0).mean()
+    assert float(loss) == pytest.approx(float(entropy) + 1, rel=1e-5)
+
+
 def test_without_batch_dice_a_batch_of_background_has_a_gradient_of_cross_entropy_alone():
     logits, label = example((2, 3, 4, 4))
     logits.requires_grad_()

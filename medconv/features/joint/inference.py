@@ -102,28 +102,25 @@ class JointForward(Forward):
     def __init__(self, members: Sequence[LoadedModel], device: str, batch_size: int | None = None) -> None:
         """Args: batch_size: of windows, which the members know already."""
         super().__init__(members, device)
-        self._outputs = []
-        of_maps = []
-        for member in members:
-            assert isinstance(member.targets, JointTargets)
-            outputs = MapOutputs(member.network, member.targets)
-            self._outputs.append(outputs)
-            network: Any = outputs  # called as a network is
-            of_maps.append(replace(member, network=network, targets=member.targets.of_answers))
-        self._maps = LabelMapForward(of_maps, device)
 
     def __call__(
         self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
     ) -> list[JointAnswer]:
-        answers = []
-        for case_input in inputs:
-            for outputs in self._outputs:
-                outputs.of_image.clear()
-            (scores,) = self._maps([case_input], keeps_logits, logit_folder)
-            mean = np.stack([outputs.answer() for outputs in self._outputs]).mean(0)
-            check_finite("outputs", self.members[0], case_input.arrays[0], torch.from_numpy(mean))
-            answers.append(JointAnswer(**vars(scores), outputs=mean))
-        return answers
+        return [self._answer(case_input, keeps_logits, logit_folder) for case_input in inputs]
+
+    def _answer(self, case_input: Input, keeps_logits: bool, logit_folder: Path | None) -> JointAnswer:
+        # Of this case alone: other threads may predict others with these members
+        kept, of_maps = [], []
+        for member in self.members:
+            assert isinstance(member.targets, JointTargets)
+            outputs = MapOutputs(member.network, member.targets)
+            kept.append(outputs)
+            network: Any = outputs  # called as a network is
+            of_maps.append(replace(member, network=network, targets=member.targets.of_answers))
+        (scores,) = LabelMapForward(of_maps, self.device)([case_input], keeps_logits, logit_folder)
+        mean = np.stack([outputs.answer() for outputs in kept]).mean(0)
+        check_finite("outputs", self.members[0], case_input.arrays[0], torch.from_numpy(mean))
+        return JointAnswer(**vars(scores), outputs=mean)
 
 
 class JointOutput(OutputDir):

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import nibabel as nib
@@ -22,6 +23,7 @@ from medconv.features.image_level.losses import CrossEntropy
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.joint import inference
 from medconv.features.joint.layout import joint
 from medconv.features.joint.losses import JointLoss
 from medconv.features.joint.targets import JointTargets
@@ -204,7 +206,25 @@ def test_an_export_equals_its_network(root, monkeypatch):
     assert "targets.of_image" in metadata["outputs"]["decode"]
 
 
-def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root):
+def test_images_that_are_predicted_at_once_keep_their_own_values(root):
+    predictor = Predictor.load(root / "run")
+    paths = sorted((root / "images").glob("*.nii.gz"))[:4]
+    cases = [predictor._input_of([path], None, None) for path in paths]
+    one_by_one = [predictor.scores([case])[0].outputs for case in cases]
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(lambda case: predictor.scores([case])[0].outputs, cases * 3))
+    np.testing.assert_allclose(at_once, one_by_one * 3, rtol=1e-6)
+
+
+def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root, monkeypatch):
+    made = []
+
+    class Recorded(inference.MapOutputs):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(inference, "MapOutputs", Recorded)
     image = root / "images/case01.nii.gz"
     checkpoints = [root / "run", root / "whole"]
     predictors = [Predictor.load(path) for path in (*checkpoints, checkpoints)]
@@ -214,7 +234,7 @@ def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root):
         for predictor, case_input in zip(predictors, case_inputs, strict=True)
     ]
     np.testing.assert_allclose(outputs[2], (outputs[0] + outputs[1]) / 2, atol=1e-6)
-    of_windows = predictors[1].forward._outputs[0].of_image
+    of_windows = made[1].of_image
     assert sum(map(len, of_windows)) > 8
     mean = torch.cat(of_windows).mean(0).softmax(0)
     np.testing.assert_allclose(outputs[1], mean, atol=1e-6)

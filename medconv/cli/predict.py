@@ -117,6 +117,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.source_spacing_mm:
         check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
     check_source(options.input, "--input")
+    _check_folders(options.input, options.output)
     # What features add by the options that are given.
     extras: list[Extra] = []
     for entry, option in doors.mapping(doors.PREDICT_OPTIONS).items():
@@ -145,6 +146,12 @@ def run_command(options: argparse.Namespace) -> int:
             f"--output {error.folder}: {error.conflict}; take another folder, or --overwrite to replace them"
         ) from error
     return DONE
+
+
+def _check_folders(images: Path, output: Path) -> None:
+    """Raises: ValueError: later, predictions would be taken for images."""
+    if images.is_dir() and output.is_dir() and images.samefile(output):
+        raise ValueError(f"--output {output}: is the folder of the images; take another one")
 
 
 def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:

@@ -147,6 +147,8 @@ def find_cases(
         if image_patterns:
             cases = _by_patterns(location, image_patterns, takes_missing)
         cases = cases or _in_folder(location, num_channels, takes_missing)
+        if known_by_content(cases[0].images[0]) is None:
+            _warn_of_series(location)
     elif not path.exists() and patterns.is_pattern(path):
         cases = [Case(case_id, (file,)) for case_id, file in patterns.files_of(path, name).items()]
     elif path.suffix == ".txt":
@@ -204,7 +206,9 @@ def _note_skipped(source: Source, image_patterns: Sequence[str], taken: Sequence
     skipped = [
         path.name
         for path in source.path.iterdir()
-        if path.name.endswith(suffixes()) and path.name not in taken_names and not path.name.startswith(".")
+        if path.name.lower().endswith(suffixes())
+        and path.name not in taken_names
+        and not path.name.startswith(".")
     ]
     if skipped:
         log.warning("%s: skipped images with other names: %s", source, some(sorted(skipped)))
@@ -243,6 +247,20 @@ def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[C
             for case_id, paths in channels.items()
         ]
     return [Case(stem(path), (path,)) for path in files]
+
+
+def _warn_of_series(source: Source) -> None:
+    """Of a study, beside whose folders somebody has put a volume."""
+    if not any(path.is_dir() for path in source.path.iterdir()):
+        return
+    for image_format in formats():
+        if image_format.cases is not None and (found := image_format.cases(source.path, source.name)):
+            names = some(sorted(case_id for case_id, _ in found))
+            log.warning(
+                "%s: DICOM series there are not read, as volumes of another format stand beside them: %s",
+                source,
+                names,
+            )
 
 
 def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:

@@ -56,6 +56,8 @@ def test_other_results_are_refused_by_the_names_of_the_flags(exported, tmp_path,
     )
     assert call(monkeypatch, exported.checkpoint, image, "--output", exported.images) == 1
     assert f"error: --output {exported.images}: holds the images themselves" in capsys.readouterr().err
+    assert call(monkeypatch, exported.checkpoint, exported.images, "--output", exported.images) == 1
+    assert f"error: --output {exported.images}: is the folder of the images" in capsys.readouterr().err
 
 
 def test_options_have_the_usual_names():

@@ -228,6 +228,14 @@ def test_each_series_of_a_study_is_a_case(dicoms, tmp_path, caplog):
     assert shapes == [(9, 7, 5)] * 2
 
 
+def test_series_beside_a_volume_are_not_left_out_silently(dicoms, tmp_path, caplog):
+    dicoms.series(tmp_path / "p1/se", dicoms.array())
+    touch(tmp_path, "converted.nii.gz")
+    assert [case.id for case in find_cases(tmp_path, 1)] == ["converted"]
+    assert "DICOM series there are not read, as volumes of another format" in caplog.text
+    assert "p1_se" in caplog.text
+
+
 def move_files(source, target, prefix):
     target.mkdir(exist_ok=True)
     for path in source.iterdir():

@@ -88,7 +88,8 @@ def msd(root: str | Path) -> Dataset:
 
 
 def nnunet(root: str | Path) -> Dataset:
-    """nnU-Net raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`, regions, `ignore`.
+    """nnU-Net raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`, regions, `ignore`; or the
+    cases that the key `dataset` lists, wherever their files are.
 
     Of version 2, and of version 1, whose `dataset.json` is that of the Decathlon.
 
@@ -100,14 +101,54 @@ def nnunet(root: str | Path) -> Dataset:
     folder = Path(root)
     path = folder / "dataset.json"
     modalities = _modalities(folder, meta)
+    class_names, targets = parse_labels(meta, path)
+    errors: dict[str, str] = {}
+    if "dataset" in meta:
+        cases = _listed_cases(meta["dataset"], path, len(modalities))
+    else:
+        cases = _cases_in_folders(folder, meta, len(modalities), errors)
+    warn_of_count(meta, cases, path)
+    return build_dataset(
+        name=str(meta.get("name", folder.name)),
+        cases=cases,
+        class_names=class_names,
+        targets=targets,
+        modalities=modalities,
+        path=path,
+        errors=errors,
+    )
+
+
+def _listed_cases(entries: Any, path: Path, num_channels: int) -> list[Case]:
+    """The cases of the key `dataset`: id to `images`, a path for each channel, and `label`.
+
+    Raises: ValueError: another form.
+    """
+    expected = f"{{images: [{num_channels} paths], label: path}}"
+    if not isinstance(entries, dict) or not entries:
+        raise ValueError(f"{path}: key `dataset` must map case ids to {expected}, got {entries!r:.80}")
+    cases = []
+    for case_id, entry in entries.items():
+        images = entry.get("images") if isinstance(entry, dict) else None
+        texts = [*images, entry.get("label")] if isinstance(images, list) else []
+        if len(texts) != num_channels + 1 or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{path}: case {case_id} of key `dataset` must be {expected}, got {entry!r:.80}")
+        *files, label = (_below(path.parent, text) for text in texts)
+        cases.append(Case(case_id, tuple(files), label))
+    return cases
+
+
+def _cases_in_folders(
+    folder: Path, meta: Mapping[str, Any], num_channels: int, errors: dict[str, str]
+) -> list[Case]:
+    """The cases of `imagesTr` and `labelsTr`. Args: errors: gets what is wrong with some."""
+    path = folder / "dataset.json"
     ending = str(meta.get("file_ending", ".nii.gz"))
     if ending not in suffixes():
         raise ValueError(f"{path}: file_ending must be one of {suffixes()}, got {ending!r}")
     images = _images(folder / "imagesTr", ending)
-    class_names, targets = parse_labels(meta, path)
     channels_by_case = _channels_by_case(images)
-    num_files = _num_files(images[0], len(modalities))
-    errors = {}
+    num_files = _num_files(images[0], num_channels)
     for case_id, numbers in _invalid_channels(channels_by_case, num_files).items():
         expected = f"expected channels 0 to {num_files - 1} of every case"
         errors[case_id] = f"{folder / 'imagesTr'}: {expected}, found {numbers}"
@@ -120,16 +161,7 @@ def nnunet(root: str | Path) -> Dataset:
     for case_id, label in labels.items():
         errors[case_id] = f"{label}: no image {case_id}_0000{ending} in {folder / 'imagesTr'}"
         cases.append(Case(case_id, (), label))
-    warn_of_count(meta, cases, path)
-    return build_dataset(
-        name=str(meta.get("name", folder.name)),
-        cases=cases,
-        class_names=class_names,
-        targets=targets,
-        modalities=modalities,
-        path=path,
-        errors=errors,
-    )
+    return cases
 
 
 def channel_of(path: Path, num_channels: int) -> int | None:

@@ -3,12 +3,12 @@
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from glob import escape, glob
 from pathlib import Path
 
 from medconv.data.io.formats import choice_of
-from medconv.data.io.images import in_folder
+from medconv.data.io.images import check_endings, in_folder, suffixes
 from medconv.utils.errors import ArgumentError
 
 _WILDCARD = re.compile(r"(\{id\}|\*)")
@@ -65,7 +65,20 @@ def matching_files(pattern: str | Path, argument: str) -> dict[str, Path]:
             problem = f"={pattern}: {files[case_id]} and {name} would both be case {case_id}"
             raise ArgumentError(argument, problem)
         files[case_id] = Path(name + choice)
+    _check_endings(files.values(), matcher, argument)
     return dict(sorted(files.items()))
+
+
+def _check_endings(files: Iterable[Path], matcher: re.Pattern[str], argument: str) -> None:
+    """Raises: ArgumentError: a file beside them would match if its ending were in small letters."""
+    for folder in {file.parent for file in files}:
+        others = [path for path in folder.glob("*") if matcher.fullmatch(_with_small_ending(str(path)))]
+        check_endings(others, suffixes(), argument)
+
+
+def _with_small_ending(name: str) -> str:
+    ending = next((ending for ending in suffixes() if name.lower().endswith(ending)), "")
+    return name[: len(name) - len(ending)] + ending
 
 
 def below_home(patterns: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 from nibabel.nifti1 import Nifti1Image
+from nibabel.nifti2 import Nifti2Image
 from nibabel.openers import ImageOpener
 
 from medconv.data.case import Grid
@@ -16,6 +17,7 @@ from medconv.targets.base import HIGHEST
 from medconv.utils.atomic_io import replacing
 
 _MAX_SHEAR_OF_QFORM = 0.01  # degrees; a qform has no shear
+_LONGEST_OF_NIFTI_1 = 2**15 - 1  # voxels along an axis
 
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
@@ -51,7 +53,7 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
         if write is not None:
             write(partial, array, source.affine)
             return
-        image = Nifti1Image(array, source.affine, _header_like(source, dtype))
+        image = type(source)(array, source.affine, _header_like(source, dtype))
         nib.save(image, partial)
 
 
@@ -64,7 +66,7 @@ def write_image(path: Path, image: np.ndarray, like: Path) -> None:
     source = _template(like)
     array = image.reshape(source.shape[:3]).astype(np.float32)
     with replacing(path, durable=True) as partial:
-        nib.save(Nifti1Image(array, source.affine, _header_like(source, np.float32)), partial)
+        nib.save(type(source)(array, source.affine, _header_like(source, np.float32)), partial)
 
 
 def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like: Path) -> None:
@@ -106,7 +108,8 @@ def _template(like: Path) -> Nifti1Image:
     shape, affine = shape_and_affine(like)
     # An array of the right shape that takes one byte of memory
     placeholder = np.broadcast_to(np.uint8(0), shape[:3])
-    image = Nifti1Image(placeholder, affine)
+    kind = Nifti2Image if max(shape) > _LONGEST_OF_NIFTI_1 else Nifti1Image
+    image = kind(placeholder, affine)
     image.set_sform(affine, code="scanner")
     if Grid.of(shape, affine).shear < _MAX_SHEAR_OF_QFORM:
         image.set_qform(affine, code="scanner")

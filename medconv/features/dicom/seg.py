@@ -14,6 +14,11 @@ from medconv.utils.optional_imports import needed
 
 # What missing header elements raise
 _INCOMPLETE = (AttributeError, LookupError, TypeError, ValueError)
+# Of patient and study, which a source may lack where they were removed; a SEG has them, without a value
+_MAY_BE_EMPTY = (
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex", "AccessionNumber"),
+    *("StudyID", "StudyDate", "StudyTime", "ReferringPhysicianName"),
+)
 _AI = ("123109", "DCM", "Artificial Intelligence")  # value, scheme and meaning of a coded concept
 # Private coding scheme, where the standard has no code: the code of a class is its label value
 _SCHEME = "99MEDCONV"
@@ -52,8 +57,13 @@ def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Se
     if len(files) < len(volume):  # one file with many frames: SEG expects the order of the file
         slices = slices[np.argsort([frame.number for frame in volume])]
     foreground = list(enumerate(class_names))[1:]
+    source_images = [dcmread(file, stop_before_pixels=True) for file in files]
+    for image in source_images:
+        for keyword in _MAY_BE_EMPTY:
+            if keyword not in image:
+                setattr(image, keyword, None)
     return highdicom.seg.Segmentation(
-        source_images=[dcmread(file, stop_before_pixels=True) for file in files],
+        source_images=source_images,
         pixel_array=slices.astype(np.uint8 if len(class_names) <= 256 else np.uint16),
         segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
         segment_descriptions=[_segment(highdicom, value, name) for value, name in foreground],

@@ -53,7 +53,7 @@ def _on_grid(file: Path, image: Path, grid: Grid, segment: int | None = None) ->
     """Segment numbers on the grid of the image. Args: segment: this one alone; None: all."""
     highdicom = needed("highdicom", "dicomseg", "reading DICOM SEG", file)
     segments = None if segment is None else [segment]
-    with explained(f"{file}: cannot be read as DICOM SEG of exclusive segments"):
+    with explained(f"{file}: cannot be read as DICOM SEG of exclusive segments on one grid without a tilt"):
         volume = highdicom.seg.segread(file).get_volume(segment_numbers=segments, combine_segments=True)
     to_image = np.linalg.inv(grid.matrix) @ _RAS_FROM_LPS @ volume.affine
     if len(volume.array) == 1:  # one slice has no step to the next, its file may state any

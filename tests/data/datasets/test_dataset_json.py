@@ -98,6 +98,27 @@ def test_nnunet_reads_cases_with_all_channels(tmp_path):
         assert all(path.is_file() for path in case.files)
 
 
+def test_nnunet_reads_the_cases_that_its_key_lists(tmp_path):
+    """As nnU-Net does, wherever their files are: folders may hold others."""
+    root = write_nnunet(tmp_path)
+    channels = [f"imagesTr/case_1_{number:04d}.nii.gz" for number in range(2)]
+    moved = (root / "labelsTr/case_1.nii.gz").rename(tmp_path / "elsewhere.nii.gz")
+    listed = {"images": channels, "label": str(moved)}
+    (case,) = nnunet(edit_json(root, dataset={"one": listed}, numTraining=1)).cases
+    assert case.id == "one" and case.label == moved and all(path.is_file() for path in case.files)
+
+
+@pytest.mark.parametrize(
+    "entries", [[], {}, {"one": "a.nii"}, {"one": {"images": ["a.nii"], "label": "b.nii"}}]
+)
+def test_a_list_of_cases_of_another_form_is_refused(tmp_path, entries):
+    root = edit_json(write_nnunet(tmp_path), dataset=entries)
+    with pytest.raises(
+        ValueError, match=r"dataset\.json: .*`dataset` must .*images: \[2 paths\], label: path"
+    ):
+        nnunet(root)
+
+
 def test_nnunet_reads_uncompressed_files(tmp_path):
     root = edit_json(write_nnunet(tmp_path), file_ending=".nii", channel_names={"0": "T1"})
     save(root / "imagesTr/other_0000.nii", image_array(0))

@@ -22,6 +22,12 @@ def test_an_id_in_the_middle_of_a_name(tmp_path):
     assert ids(tmp_path, "b/{id}_manual1.gif") == {"21": "b/21_manual1.gif"}
 
 
+def test_an_ending_in_capitals_is_not_left_out_silently(tmp_path):
+    touch(tmp_path, "1.nii.gz", "2.NII.GZ", "NOTES.TXT", "other.JPG")
+    with pytest.raises(ValueError, match=r"images .*: endings must be in small letters, rename 2\.NII\.GZ$"):
+        files_of(tmp_path / "{id}.nii.gz", "images")
+
+
 def test_a_folder_may_end_in_a_slash_before_another(tmp_path):
     """As from `$DATA/{id}.nii` where DATA ends in a slash."""
     touch(tmp_path, "a/1.nii", "b/1/t1.nii")

@@ -6,9 +6,10 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.volumes import image_array, label_array, rotation, save
+from PIL import Image
 
 from medconv.data.io.images import read_array, read_label
-from medconv.data.io.writing import write_channels, write_label
+from medconv.data.io.writing import write_channels, write_image, write_label
 
 
 def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path):
@@ -33,6 +34,23 @@ def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path):
     assert written.get_data_dtype() == np.uint8 and float(written.header["cal_max"]) == 0
     np.testing.assert_array_equal(np.asanyarray(written.dataobj), label_array(0))
     assert [p.name for p in path.parent.iterdir()] == ["label.nii.gz"]  # no partial file is left
+
+
+@pytest.mark.parametrize("name", ["image.nii.gz", "image.png"])
+def test_an_axis_may_be_longer_than_nifti_1_has_it(tmp_path, name):
+    shape = (40000, 2, 1)
+    source = tmp_path / name
+    if source.suffix == ".png":
+        Image.fromarray(np.zeros(shape[1::-1], np.uint8)).save(source)
+    else:
+        nib.save(nib.Nifti2Image(np.zeros(shape, np.uint8), np.eye(4)), source)
+    label = np.ones(shape, np.int16)
+    write_label(tmp_path / f"out_{name}", label, source)
+    np.testing.assert_array_equal(read_label(tmp_path / f"out_{name}")[0], label)
+    write_image(tmp_path / "map.nii.gz", label, source)
+    write_channels(tmp_path / "chances.nii.gz", [label, label], 2, source)
+    assert nib.load(tmp_path / "map.nii.gz").shape == shape
+    assert nib.load(tmp_path / "chances.nii.gz").shape == (*shape, 2)
 
 
 def test_a_written_label_map_holds_more_than_255_classes(tmp_path):

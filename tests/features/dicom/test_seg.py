@@ -28,6 +28,18 @@ def test_class_and_patient_names_keep_their_letters(tmp_path):
     assert content.PatientName == "Müller^Jörg"
 
 
+def test_a_source_may_lack_what_was_removed_from_it(tmp_path):
+    source = dicoms.series(tmp_path / "se", dicoms.array())
+    for path in source.iterdir():
+        content = dicoms.pydicom.dcmread(path)
+        for keyword in ("PatientName", "PatientBirthDate", "StudyID", "StudyDate", "AccessionNumber"):
+            if keyword in content:
+                delattr(content, keyword)
+        content.save_as(path)
+    seg.write(tmp_path / "out.dcm", np.ones((9, 7, 5), np.int16), source, ("background", "a"))
+    assert dicoms.pydicom.dcmread(tmp_path / "out.dcm").PatientBirthDate == ""
+
+
 def test_segments_have_codes_of_the_standard(tmp_path):
     codes = dicoms.pydicom.sr.codedict.codes
     source = dicoms.series(tmp_path / "se", dicoms.array())

@@ -95,7 +95,7 @@ class StepProfiler(Callback):
 
     @property
     def data_wait_share(self) -> float | None:
-        return self.seconds["data_wait"] / self.training_seconds if self.training_seconds else None
+        return self.shares().get("data_wait")
 
     def shares(self) -> dict[str, float]:
         """Phase to its share of all time, validation included."""

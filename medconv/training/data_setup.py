@@ -202,7 +202,7 @@ def prepare_data(
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*found.measured.spacings_mm, strict=True)),
         value_bands=tuple(map(band_of, zip(*found.measured.percentiles, strict=True))),
         test=split.test,
-        split_warning=split_warning(split, data),
+        split_warning=found.split_warning,
         source_spacing_mm=found.source_spacing_mm,
     )
 
@@ -214,7 +214,7 @@ class PlannedData:
     Args:
         measured: of the cases, with the spacing that is taken.
         several_kinds: whether rare kinds of pictures are drawn more often.
-        source_spacing_mm: as of `PreparedData`.
+        split_warning, source_spacing_mm: as of `PreparedData`.
     """
 
     dataset: Dataset
@@ -223,6 +223,7 @@ class PlannedData:
     plan: Plan
     preprocessing: PreprocessingConfig
     several_kinds: bool
+    split_warning: str | None
     source_spacing_mm: Any
 
 
@@ -282,6 +283,7 @@ def planned_data(
         plan=planned,
         preprocessing=_preprocessing(planned, dataset, measured, data),
         several_kinds=bool(kind_weights),
+        split_warning=caution,
         source_spacing_mm=source_spacing_mm,
     )
 

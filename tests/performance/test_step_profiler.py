@@ -73,7 +73,7 @@ def test_the_time_between_marks_belongs_to_the_phase_that_ends():
     totals = {phase: 2 * seconds for phase, seconds in SECONDS.items()}
     assert profiler.seconds == {**totals, "data_wait": 12.0, "logging": 2.0, "validation": 14.0}
     assert profiler.shares() == {phase: profiler.seconds[phase] / 36 for phase in PHASES}
-    assert profiler.training_seconds == 22.0 and profiler.data_wait_share == 12 / 22
+    assert profiler.training_seconds == 22.0 and profiler.data_wait_share == 12 / 36
     assert profiler.samples == 12 and profiler.samples_per_second == 12 / 22
 
 

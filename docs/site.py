@@ -100,10 +100,7 @@ def cli_page() -> str:
 
 def config_page() -> str:
     """The content of `CONFIG_PAGE`."""
-    main_rows = []
-    for row in rows(conf_dir() / "train.yaml"):
-        if row.key.partition(".")[0] not in FOLDED:
-            main_rows.append(row._replace(text=KEYS[row.key].text) if row.key in KEYS else row)
+    main_rows = [row for row in rows(conf_dir() / "train.yaml") if row.key.partition(".")[0] not in FOLDED]
     parts = [
         "# Config keys\n\n<!-- made by `python docs/site.py` -->\n",
         wrapped(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from medconv.config import conf_dir
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -42,6 +44,17 @@ def site_module():
 def test_the_page_of_config_keys_is_that_of_the_schema():
     docs_site = site_module()
     assert docs_site.CONFIG_PAGE.read_text() == docs_site.config_page(), "run `python docs/site.py`"
+
+
+def test_a_comment_of_the_configs_is_the_text_of_its_key():
+    """What a user reads in conf/ is what the page, the JSON schema and editors say."""
+    docs_site = site_module()
+    options = ("data/base", "init/scratch", "perf/fast", "trainer/default")
+    for name in ("train", *options):
+        found = [row for row in docs_site.rows(conf_dir() / f"{name}.yaml") if row.key in docs_site.KEYS]
+        assert len(found) > 3
+        for row in found:
+            assert row.text == docs_site.KEYS[row.key].text, f"{name}.yaml: {row.key}"
 
 
 @pytest.mark.parametrize("name", ["first_segmentation", "own_convolution"])

@@ -59,11 +59,14 @@ class DataConfig:
     # which cases train and which validate
     fold: Any = key(0, "0 ... num_folds - 1, or `all` to train on every case", accepts=int | Literal["all"])
     num_folds: int = key(
-        5, "number of cross-validation folds: sorted ids, shuffled with seed 12345, as nnU-Net's", ge=2
+        5,
+        "number of cross-validation folds, the same as nnU-Net's: sorted ids, shuffled with seed 12345",
+        ge=2,
     )
     group_pattern: str | None = key(
         None,
-        "regular expression for the patient in a case id, such as '(patient\\d+)'; these stay in one fold",
+        "regular expression for the patient in a case id, such as '(patient\\d+)'; a patient's cases"
+        " stay in one fold",
     )
     splits_file: str | None = key(None, "a splits_final.json to use instead of folds by number")
     # preprocessing; what is null follows from the plan of the data
@@ -86,34 +89,43 @@ class DataConfig:
     patch_size: list[int] | None = key(None, "in voxels of the resampled grid; null plans it", ge=1)
     normalisation: Any = key(
         None,
-        "normalisation of intensities, one name or one per channel; null decides by modality",
+        "zscore, zscore_nonzero (only voxels that are not 0), ct, dataset, rescale or none, one "
+        "name or one per channel; null decides by modality, and for pictures by what is predicted",
         accepts=str | list[str] | None,
         choices=("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none"),
     )
     intensities: Any = key(
         None,
-        "for ct and dataset, per channel: {mean, std, percentile_00_5, percentile_99_5}; null measures",
+        "for ct and dataset, per channel: {mean: 40, std: 90, percentile_00_5: -900, "
+        "percentile_99_5: 300}; null measures them",
         accepts=list[dict[str, float]] | None,
     )
     convention: str | None = key(
         None,
-        "nnunet: axes as stored, nnU-Net's resampling and windows; nnunet_ras: axes turned",
+        "nnunet: axes as stored, nnU-Net's resampling and windows, for imported networks; "
+        "nnunet_ras: axes turned",
         choices=("nnunet", "nnunet_ras"),
     )
     spatial_dims: int | None = key(
-        None, "of the network: 2 trains on slices of volumes; null: as the data", choices=(2, 3)
+        None,
+        "dimensions of the network: 2 trains on slices of volumes, across slice_axis; null: those "
+        "of the data",
+        choices=(2, 3),
     )
     slice_axis: int | None = key(
-        None, "axis across the slices of a 2D network; null: the coarsest axis", choices=(0, 1, 2)
+        None, "axis across the slices of a 2D network, 0, 1 or 2; null: the coarsest axis", choices=(0, 1, 2)
     )
     # what labels mean
     flip_label_pairs: Any = key(
         None,
-        "pairs of classes or points that swap when mirroring, such as [[left_kidney, right_kidney]]",
+        "pairs of classes or points that swap when mirroring left and right, such as [[left_kidney,"
+        " right_kidney]]",
         accepts=list[Any] | None,
     )
     regions: Node | None = key(
-        None, "overlapping regions of classes, a sigmoid each, such as {whole: [edema, core], core: [core]}"
+        None,
+        "overlapping regions of classes, a sigmoid each, such as {whole: [edema, core], core: "
+        "[core]}; null trains the classes",
     )
     regions_order: list[int] | None = key(
         None, "label value that each region writes into a prediction; later ones overwrite earlier ones"
@@ -126,18 +138,22 @@ class DataConfig:
     # patterns of case ids are those of a shell, such as siteA_*
     annotated: Any = key(
         None,
-        "cases that lack some labels: the labelled classes, such as {siteA_*: [liver, spleen]} by case id",
+        "cases that lack some labels, such as {siteA_*: [liver, spleen]} by case id: other classes "
+        "are left out of their loss and scores",
         accepts=dict[str, list[int | str]] | None,
     )
     raters: Any = key(
         None,
-        "folder or pattern of label files by a further rater, or a list of them: trains on the mean",
+        "label files of further raters, such as 'rater2/{id}.nii.gz' (in data.root), or a list; the"
+        " network learns the share of the raters that drew a voxel",
         accepts=str | list[str] | None,
     )
-    soft_labels: bool | None = key(None, "true: label files hold the probability of each class")
+    soft_labels: bool | None = key(
+        None, "true: label files hold the probability of each class, one channel each"
+    )
     missing: str | None = key(
         None,
-        "allow: cases may lack channels; the network learns to do without, and predict takes such cases",
+        "allow: cases may lack channels (files); the network learns to predict without them",
         choices=("allow",),
     )
     channel_dropout: float | None = key(
@@ -148,7 +164,8 @@ class DataConfig:
     )
     case_weights: Any = key(
         None,
-        "how often cases are drawn: {siteA_*: 2}: twice; {}: all alike; null: rare kinds of pictures more",
+        "such as {siteA_*: 2}: these cases are drawn twice as often, see `sampler`; null: pictures "
+        "of rare kinds are drawn more often, all other cases alike; {}: all alike",
         accepts=dict[str, float] | None,
         gt=0,
         lt=inf,
@@ -167,10 +184,17 @@ class DataConfig:
     group_column: str | None = key(None, "data=csv: column with the patient")
     target_type: str | None = key(None, "data=csv: kind of targets; null: by the columns")
     resize: list[int] | None = key(
-        None, "for image-level targets: size in voxels that each image is scaled to", ge=1
+        None,
+        "for image-level targets: voxels to scale each image to, such as [224,224]; null needs "
+        "pictures of one size, and resamples volumes to spacing_mm",
+        ge=1,
     )
     # sampling and loading
-    balanced_sampling: bool = key(False, "true draws each class equally often")
+    balanced_sampling: bool = key(
+        False,
+        "true: sampler=balanced, which draws each class equally often; for label maps, where a "
+        "patch is centred on a foreground voxel",
+    )
     batch_size: int | None = key(None, "per device; null plans it", ge=1)
     global_batch_size: int | None = key(
         None,
@@ -181,7 +205,7 @@ class DataConfig:
         None, "over all devices, in whole steps; null: 1000; for whole images 5 per case, 1000 to 5000", ge=1
     )
     oversample_foreground: float = key(
-        0.33, "share of patches that are centred on a foreground voxel", ge=0, le=1
+        0.33, "share of patches centred on a foreground voxel; see `sampler`", ge=0, le=1
     )
     num_workers: int | None = key(
         None, "loader processes per device; null: half of the cores, 8 or fewer", ge=0
@@ -189,7 +213,10 @@ class DataConfig:
     prefetch_factor: int = key(2, "batches that each worker keeps ready", ge=1)
     persistent_workers: bool | None = key(None, "keep workers between epochs; null: if there are workers")
     prepare_workers: int | None = key(
-        None, "cases checked or prepared at once; null: one per core, 8 or fewer", ge=1
+        None,
+        "cases to check or preprocess in parallel, each about four times its image in memory; null:"
+        " one per core, up to 8",
+        ge=1,
     )
     on_invalid_case: str = key(
         "raise",
@@ -227,7 +254,8 @@ class TrainerConfig:
     # numbers; medconv resolves `auto` before Lightning sees it
     precision: Any = key(
         "auto",
-        "auto: bf16-mixed where the hardware is fast at it; null: perf=autotune measures it",
+        "auto: bf16-mixed if the hardware is fast at it, else 16-mixed on a GPU, 32-true on a CPU; "
+        "null: perf=autotune measures it",
         accepts=str | int | None,
         choices=PRECISIONS,
     )
@@ -277,13 +305,17 @@ class TrainerConfig:
         gt=0,
         share=True,
     )
-    num_sanity_val_steps: int = key(2, "cases that a new run validates first; -1: all", ge=-1)
+    num_sanity_val_steps: int = key(
+        2,
+        "cases that a new run validates first; the second tells max_time how long one takes; -1: all",
+        ge=-1,
+    )
     reload_dataloaders_every_n_epochs: int = key(0, "0: never", ge=0)
     enable_progress_bar: bool = key(True, "in a terminal")
     barebones: bool = key(False, "true is refused: it leaves out checkpoints, which every run writes")
     profiler: Any = key(None, "simple, advanced, pytorch, xla, or a node with _target_")
     model_registry: str | None = key(None, "not used: checkpoints are files")
-    plugins: Any = key(None, "a list of nodes with _target_")
+    plugins: Any = key(None, "a list, such as [{_target_: lightning.pytorch.plugins.TorchSyncBatchNorm}]")
 
     @property
     def max_seconds(self) -> float | None:
@@ -343,20 +375,24 @@ TUNED = (
 
 @dataclass(frozen=True)
 class TaskConfig:
-    deep_supervision: bool = key(False, "also train heads on the coarser stages of our U-Net")
+    deep_supervision: bool = key(
+        False,
+        "also train heads on the coarser stages of our U-Net; the trained network does not contain them",
+    )
     overlap: float = key(
         0.5, "overlap of neighbouring windows over a volume, as a share of the window", ge=0, lt=1
     )
     sw_batch_size: int = key(4, "windows in one forward pass", ge=1)
     mirror_axes: Any = key(
         [],
-        "spatial axes of mirror test-time augmentation, or `all`",
+        "spatial axes of mirror test-time augmentation, or `all`; axes of conv=mirror are skipped "
+        "(no effect)",
         accepts=list[int] | Literal["all"],
         ge=0,
     )
     mixup: float = key(
         0.0,
-        "for image-level targets: alpha of Beta(alpha, alpha), the weights of two mixed samples",
+        "for image-level targets: alpha of Beta(alpha, alpha), the weights of two mixed samples, such as 0.2",
         ge=0,
         lt=inf,
     )
@@ -368,11 +404,12 @@ class PlanConfig:
 
     size: str | None = key(
         None,
-        "size of network, patch and batch; null: full (on a CPU large), or what fits into trainer.max_time",
+        "size of network, patch and batch: full, large, medium, small, tiny; null: full (on a CPU "
+        "large), or with trainer.max_time the largest of which enough steps fit",
         choices=("full", "large", "medium", "small", "tiny"),
     )
     memory_gb: float | None = key(
-        None, "device memory for a training step, in GB; null: measured", gt=0, lt=inf
+        None, "device memory for a training step, in GB; null: measured (docs/planning.md)", gt=0, lt=inf
     )
     max_batch_size: int | None = key(
         None,
@@ -381,7 +418,10 @@ class PlanConfig:
     )
     max_stages: int | None = key(None, "upper limit; null: as many as the patch can be halved for", ge=1)
     strides: Any = key(
-        None, "between stages, per axis; null plans them", accepts=list[int | list[int]] | None, ge=1
+        None,
+        "between stages, per axis, such as [[1,2,2],[2,2,2]]; null plans them",
+        accepts=list[int | list[int]] | None,
+        ge=1,
     )
     kernel_sizes: Any = key(
         None, "per stage, per axis; null plans them", accepts=list[int | list[int]] | None, ge=1
@@ -395,7 +435,8 @@ class ScheduleConfig:
 
     patch: str | None = key(
         None,
-        "progressive: the patch grows during the run; null: progressive where that is possible",
+        "progressive trains on the middle of each patch, which grows until it is the whole; or "
+        "whole; null: progressive for targets per voxel with our U-Net, unless it is compiled",
         choices=("progressive", "whole"),
     )
 
@@ -407,25 +448,35 @@ class PerfConfig:
     # memory format and kernels
     channels_last: bool | None = key(True, "channels-last memory format; null: perf=autotune measures it")
     fast_norm: bool | None = key(
-        True, "norms in channels-last, fused with the activation that follows; batch norms on a GPU only"
+        True,
+        "norms in channels-last, fused with the activation after them; batch and group norms on a GPU only",
     )
     fast_depthwise: bool = key(True, "depthwise 3D convolutions in bf16 on a CPU, in blocks of 16 channels")
     activation_checkpointing: str | None = key(
         "none",
-        "recompute in the backward pass: norms and activations (pointwise), or whole blocks",
+        "recompute in the backward pass: none; pointwise (norms and activations); blocks (whole blocks)",
         choices=("none", "blocks", "pointwise"),
     )
-    compile: bool | None = key(False, "torch.compile; pays off in runs of half an hour and more")
+    compile: bool | None = key(False, "torch.compile; takes about a minute, and may pay off in long runs")
     cuda_graphs: bool = key(False, "with compile, on a GPU: launch all kernels of a step at once")
     fused_optimizer: bool = key(True, "one kernel for all parameters, if the optimizer has one")
-    matmul_precision: str = key("high", "of fp32 on GPUs; high is TF32", choices=MATMUL_PRECISIONS)
+    matmul_precision: str = key(
+        "high",
+        "precision of fp32 products on GPUs: highest, high (TF32) or medium",
+        choices=MATMUL_PRECISIONS,
+    )
     # several processes
     stop_sync_interval: int = key(20, "batches between which the processes of a run share stop signals", ge=1)
     timeout_seconds: float = key(
-        1800.0, "how long to wait for another process of the run before it counts as lost", gt=0, lt=inf
+        1800.0,
+        "how long to wait for another process of the run, validation included, before it counts as lost",
+        gt=0,
+        lt=inf,
     )
     # measurements
-    profile: bool = key(False, "true writes a torch.profiler trace of a few steps")
+    profile: bool = key(
+        False, "true writes a torch.profiler trace of a few steps, with named ranges (NVTX on a GPU)"
+    )
     auto_seconds: float = key(30.0, "how long perf=autotune measures", gt=0)
     auto_batch_size: bool = key(False, "perf=autotune: may also double data.batch_size repeatedly")
 
@@ -433,13 +484,23 @@ class PerfConfig:
 @dataclass(frozen=True)
 class RunSettings:
     name: str | None = key(
-        None, "the run's folder is runs/NAME; null: from the main choices and a hash of the config"
+        None, "the run's folder is runs/NAME; null: a name from the main choices and a hash of the config"
     )
     dir: str | None = key(None, "another folder instead", path=True)
-    packages: list[str] = key([], "packages of your own to import; the same as --package NAME")
-    resume: str = key("auto", "auto resumes a stopped run; never starts a new one; or a checkpoint")
-    dry_run: bool = key(False, "true: print what would be run; neither data nor machine are checked")
-    checkpoint_interval: str = key("00:00:10:00", "DD:HH:MM:SS between checkpoints", duration=True)
+    packages: list[str] = key([], "your own packages to import; the same as --package NAME")
+    resume: str = key(
+        "auto", "auto resumes a stopped run; never starts a new one; or a checkpoint to resume from"
+    )
+    dry_run: bool = key(
+        False,
+        "true: print what would be run (a sweep's commands, or the script for Slurm), without a "
+        "look at data and machine",
+    )
+    checkpoint_interval: str = key(
+        "00:00:10:00",
+        "DD:HH:MM:SS between checkpoints; last.ckpt is also written after each validation",
+        duration=True,
+    )
     nan_policy: str = key(
         "stop",
         "if a loss or gradient is not finite: stop the run, or skip the step",
@@ -455,17 +516,24 @@ class InitConfig:
     )
     inflate_2d: str | None = key(
         None,
-        "2D weights in a 3D network: repeated along the new axis, or distributed over planes (acs)",
+        "2D weights in a 3D network: inflate repeats kernels along the new axis, acs distributes "
+        "them over planes",
         choices=("inflate", "acs"),
     )
     freeze: Any = key(
-        None, "regular expressions on the names of parameters that are not trained", accepts=list[str] | None
+        None,
+        "regular expressions on parameter names, such as [encoder]; matching parameters are not trained",
+        accepts=list[str] | None,
     )
     thaw_at: float | None = key(
-        None, "share of the run after which the parameters of init.freeze train too; null: never", gt=0, lt=1
+        None,
+        "share of the run, such as 0.1, after which the parameters of init.freeze train too, after "
+        "another warm-up; null: never",
+        gt=0,
+        lt=1,
     )
     lr_multipliers: dict[str, float] | None = key(
-        None, "learning rate factors by regular expression", gt=0, lt=inf
+        None, "learning rate factors by regular expression: {encoder: 0.1}", gt=0, lt=inf
     )
 
 
@@ -521,8 +589,12 @@ class RunConfig:
     """The whole config of a run."""
 
     seed: int = key(0, "seed of initial weights, patches and augmentation", ge=0)
-    tags: list[str] = key([], "words that find a run again, in config.yaml, wandb and mlflow")
-    test: bool = key(False, "true: score the test cases with the best checkpoint after training")
+    tags: list[str] = key(
+        [], "words that find a run again, such as [baseline,fold0]: in config.yaml, wandb and mlflow"
+    )
+    test: bool = key(
+        False, "true: after the training, score the dataset's test cases with the best checkpoint"
+    )
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)

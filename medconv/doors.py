@@ -1,4 +1,4 @@
-"""The doors by which features enter: each is a list that the core walks in one place.
+"""The doors by which features enter: each is a list that the core walks; docs/architecture.md says where.
 
 A feature is a package: a folder of `medconv/features/`, an installed one with an entry point in the group
 `medconv.features`, or one that a command names by `--package`. Its `__init__.py` says what it brings, by one

@@ -212,8 +212,8 @@ class Composer:
         overrides += task
         with explaining(self._typed):
             parser = OverridesParser.create(config_loader=self._hydra.config_loader)
-            (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)
-        return [self.job(combination) for combination in combinations]
+            found = _combinations(parser, overrides)
+        return [self.job(combination) for combination in found]
 
     @property
     def sweep_settings(self) -> Any:
@@ -241,6 +241,17 @@ class Composer:
 def compose(arguments: Sequence[str]) -> list[Composed]:
     """The config of these arguments of `medconv train`, or those of a sweep. Raises: as `Composer`."""
     return Composer(hydra_flags(arguments, "medconv train")).configs()
+
+
+def combinations(arguments: Sequence[str]) -> list[list[str]]:
+    """Each combination of the values of `KEY=VALUE,VALUE`. Raises: ConfigError: one cannot be read."""
+    with explaining(arguments):
+        return _combinations(OverridesParser.create(), [escaped(argument) for argument in arguments])
+
+
+def _combinations(parser: OverridesParser, overrides: Sequence[str]) -> list[list[str]]:
+    (found,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
+    return [list(combination) for combination in found]
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 from medconv.cli.parsers import Parser, add_package
@@ -22,7 +24,7 @@ def parser() -> Parser:
         "Train several networks of one config, which predict as one: their mean.\n"
         "Each member has the time and the steps of the config; with --members auto all share\n"
         "trainer.max_time. The first is the run that medconv train makes of the same arguments; the\n"
-        "others, with other seeds, are in its folder members/.\n"
+        "others, with other seeds, are in its folder members/. With --vary they differ in more.\n"
         "If the command was stopped, the same one resumes it; with a larger number it adds members.\n"
         "With trainer.devices=N, N members train at once, each on a device of its own.",
         takes_overrides=True,
@@ -34,15 +36,22 @@ def parser() -> Parser:
     group.add_argument(
         "--folds", action="store_true", help="each validates another fold, and trains on the others"
     )
+    group.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="members have these values in turn, such as data.spatial_dims=3,2; may be repeated: each "
+        "combination",
+    )
     add_package(command.general())
     return command
 
 
 def run_command(options: argparse.Namespace) -> int:
     """Train all members, then compare them. Returns: the exit code, of the first member that failed."""
-    from medconv.config import compose, validate
+    from medconv.config import compose
     from medconv.features.ensemble import gains, members, shares
-    from medconv.training.run import checked_config
     from medconv.training.run_dir import RunDir
 
     start_logging()
@@ -52,24 +61,25 @@ def run_command(options: argparse.Namespace) -> int:
 
         show(flags)
         return DONE
-    composer = compose.Composer(flags)
-    if composer.is_sweep:
-        raise ValueError("medconv ensemble trains one config, got several; medconv train -m runs a sweep")
-    (composed,) = composer.configs()
-    config = validate(composed.values)
-    checked_config(config)
-    _check(options, config)
-    folder = RunDir.of(config, composed.choices)
+    for argument in options.vary:
+        if not compose.is_key_value(argument):
+            raise ValueError(f"--vary takes KEY=A,B, got {argument}")
+    variants = compose.combinations(options.vary) if options.vary else [[]]
+    found = [_composed(options, variant) for variant in variants]
+    (config, choices), *_ = found
+    _check(options, config, variants)
+    folder = RunDir.of(config, choices)
     packages = [argument for name in options.package for argument in ("--package", name)]
     arguments = [*options.overrides, *packages]
     devices = members.devices_of(config)
     if options.members == AUTO:
         rounds = shares.rounds(config, folder, devices[0])
+        rounds = max(rounds, ceil(len(variants) / len(devices)))
         count = rounds * len(devices)
         arguments = [*members.with_keys(arguments, [f"trainer.max_time={shares.share(config, rounds)}"])]
     else:
         count = int(options.members)
-    ensemble = members.members_of(config, folder, arguments, count, options.folds)
+    ensemble = members.members_of(config, folder, arguments, count, options.folds, variants)
     if config.run.dry_run:
         print(members.plan(ensemble))
         return DONE
@@ -80,7 +90,23 @@ def run_command(options: argparse.Namespace) -> int:
     return code
 
 
-def _check(options: argparse.Namespace, config: RunConfig) -> None:
+def _composed(options: argparse.Namespace, variant: Sequence[str]) -> tuple[RunConfig, Mapping[str, str]]:
+    """The checked config of a member, and Hydra's choices. Args: variant: its own settings."""
+    from medconv.config import compose, validate
+    from medconv.features.ensemble.members import with_keys
+    from medconv.training.run import checked_config
+
+    arguments = with_keys(options.overrides, variant)
+    composer = compose.Composer(compose.hydra_flags(arguments, "medconv ensemble", options.package))
+    if composer.is_sweep:
+        raise ValueError("medconv ensemble trains one config, got several; medconv train -m runs a sweep")
+    (composed,) = composer.configs()
+    config = validate(composed.values)
+    checked_config(config)
+    return config, composed.choices
+
+
+def _check(options: argparse.Namespace, config: RunConfig, variants: Sequence[Sequence[str]]) -> None:
     """Raises: ValueError: a number or a setting that an ensemble cannot have."""
     from medconv.features.ensemble.members import num_folds
     from medconv.utils import cluster
@@ -88,6 +114,9 @@ def _check(options: argparse.Namespace, config: RunConfig) -> None:
     number = options.members
     if number != AUTO and not (number.isdecimal() and int(number) >= 2):
         raise ValueError(f"--members must be auto or at least 2, got {number}; medconv train trains one")
+    if number != AUTO and int(number) < len(variants):
+        left_out = " ".join(variants[int(number)])
+        raise ValueError(f"--members {number} leaves out {left_out}: --vary has {len(variants)} combinations")
     if options.folds and number == AUTO:
         raise ValueError("--folds needs a number of members, got --members auto")
     if options.folds and not str(config.data.fold).isdecimal():

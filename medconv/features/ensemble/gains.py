@@ -50,6 +50,7 @@ def write(members: Sequence[Member], config: RunConfig, trusted: Sequence[str]) 
         own = member.folder.summary().get(metric.name)
         row: dict[str, Any] = {
             "folder": str(member.folder.path.relative_to(home.path)),
+            "settings": list(member.settings),
             "checkpoint": digest(member.folder.trained)[:8],
             "score": own,
             "score_of_mean": own if count == 1 and scores_means else None,
@@ -70,7 +71,7 @@ def table(home: RunDir) -> str:
     for number, row in enumerate(rows, 1):
         own = plain_number(row["score"])
         mean = plain_number(row["score_of_mean"])
-        lines.append(f"{number:<8}  {own:>6}    {mean:>6}")
+        lines.append(f"{number:<8}  {own:>6}    {mean:>6}    {' '.join(row['settings'])}".rstrip())
     if all(row["score_of_mean"] is None for row in rows):
         lines.append(
             "the mean is not scored: only label maps of classes are, by cases that all members validated"

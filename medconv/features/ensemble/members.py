@@ -1,4 +1,6 @@
-"""The members of an ensemble: each is a process of `medconv train` with its own seed, or fold, and folder."""
+"""The members of an ensemble: each is a process of `medconv train` with its own seed and folder, and maybe
+another fold or other settings.
+"""
 
 import logging
 import os
@@ -40,15 +42,22 @@ class Member:
         number: from 1.
         folder: of its run.
         arguments: of `medconv train`.
+        settings: those of the arguments that other members have with other values.
     """
 
     number: int
     folder: RunDir
     arguments: tuple[str, ...]
+    settings: tuple[str, ...] = ()
 
 
 def members_of(
-    config: RunConfig, folder: RunDir, arguments: Sequence[str], count: int, folds: bool
+    config: RunConfig,
+    folder: RunDir,
+    arguments: Sequence[str],
+    count: int,
+    folds: bool,
+    variants: Sequence[Sequence[str]] = ((),),
 ) -> list[Member]:
     """The members, the first of which is the run itself.
 
@@ -56,6 +65,7 @@ def members_of(
         folder: of the run.
         arguments: of the command, without its own options.
         folds: whether each validates another fold.
+        variants: settings that members have in turn.
     """
     fold_count = num_folds(config) if folds else 0
     one_device = ["trainer.devices=1"] if len(devices_of(config)) > 1 else []
@@ -66,7 +76,9 @@ def members_of(
         own = [f"run.dir={run_dir}", f"seed={config.seed + index}", *one_device]
         if folds:
             own.append(f"data.fold={(int(config.data.fold) + index) % fold_count}")
-        members.append(Member(index + 1, RunDir(path, folder.resume), with_keys(arguments, own)))
+        settings = tuple(variants[index % len(variants)])
+        member_arguments = with_keys(arguments, [*settings, *own])
+        members.append(Member(index + 1, RunDir(path, folder.resume), member_arguments, settings))
     return members
 
 

@@ -120,6 +120,28 @@ def test_each_member_takes_another_fold(dataset):
     assert found[1].arguments[:3] == ("data=msd", "run.dir='run/members/2'", f"seed={config.seed + 1}")
 
 
+def test_members_have_the_values_of_vary_in_turn(dataset, tmp_path, monkeypatch, capsys):
+    vary = ["--vary", "data.spatial_dims=3,2", "--vary", "conv=none"]
+    arguments = [*tiny.overrides(dataset), "run.dry_run=true", f"run.dir={tmp_path}"]
+    assert tiny.call(monkeypatch, "ensemble", "--members", "3", *vary, *arguments) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    for line, dims in zip(lines, "323", strict=True):
+        assert f" data.spatial_dims={dims} conv=none " in line
+
+
+def test_a_network_of_slices_and_one_of_volumes_predict_as_one(dataset, tmp_path):
+    code, printed = ensemble(
+        dataset, tmp_path / "run", "--vary", "data.spatial_dims=3,2", "model.channels=[4,4]"
+    )
+    assert code == DONE, printed
+    first, second = json.loads((tmp_path / "run/summary.json").read_text())["members"]
+    assert second["settings"] == ["data.spatial_dims=2"]
+    files = checkpoints_of(tmp_path / "run")
+    assert [member.preprocessing.spatial_dims for member in Predictor.load(files).members] == [3, 2]
+    assert None not in (first["score"], second["score"], second["score_of_mean"])
+    assert printed.splitlines()[-3].endswith("data.spatial_dims=2")
+
+
 def test_the_commands_of_a_dry_run_train_where_they_are_copied(dataset):
     found = members_of(
         tiny.checked(dataset), RunDir(Path("run")), ["data=msd", "run.dry_run=true"], 2, folds=False
@@ -276,6 +298,12 @@ def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
         (["--members", "2", "run.resume=x.ckpt"], "expected auto or never"),
         (["--members", "2", "trainer.num_nodes=2"], "an ensemble trains on one machine"),
         (["--members", "2", "seed=1,2"], "seed=1,2"),
+        (["--members", "2", "--vary", "conv=none,basis,smooth"], "--members 2 leaves out conv=smooth"),
+        (
+            ["--members", "2", "--vary", "data.spatial_dims=3,7"],
+            "data.spatial_dims must be 2, 3 or null, got 7",
+        ),
+        (["--members", "2", "--vary", "3,2"], "--vary takes KEY=A,B, got 3,2"),
         (["--members", "2", "trainer.max_epochs=0", "run.dry_run=true"], "trainer.max_epochs=0"),
     ],
 )

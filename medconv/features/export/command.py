@@ -34,10 +34,15 @@ def run_command(options: argparse.Namespace) -> int:
     from medconv.features.export.job import ExportOptions
 
     start_logging()
+    checkpoint, *further = options.checkpoint
+    if further:
+        raise ValueError(
+            "--checkpoint takes one network here, or the folder of a run for the mean of several"
+        )
     choices = ExportOptions(
         format=options.format, opset=options.opset, case=options.case, tolerance=options.tolerance
     )
-    export(options.checkpoint, options.output, choices, options.package)
+    export(checkpoint, options.output, choices, options.package)
     if options.case is None:
         log.info("--case IMAGE also compares the logits on a real case")
     return DONE
@@ -47,6 +52,7 @@ def _add_input_and_output(group: Group) -> None:
     group.add_argument(
         "--checkpoint",
         type=Path,
+        action="append",  # as predict has it, to say what is not the same
         required=True,
         metavar="PATH",
         help="a run's folder or its checkpoints/best.ckpt; of several networks, their mean",

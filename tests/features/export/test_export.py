@@ -57,6 +57,10 @@ def test_bad_options_are_one_error_and_write_nothing(exported, tmp_path, monkeyp
             (*good, "--format", "onnx", "--opset", "7"),
             f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got 7",
         ),
+        (
+            (*good, *checkpoint, *pt2),
+            "--checkpoint takes one network here, or the folder of a run for the mean",
+        ),
         ((*good, *pt2, "--opset", "20"), "--opset 20: is of ONNX, and the format is pt2"),
         (("--checkpoint", tmp_path / "no.ckpt", "--output", tmp_path / "m", *pt2), "no such checkpoint"),
         ((*checkpoint, "--output", tmp_path / "b.ckpt/m", *pt2), "b.ckpt is not a folder"),
@@ -108,7 +112,7 @@ def test_of_two_exports_into_one_folder_the_later_is_refused(tmp_path):
 
 
 OPTIONS = {
-    "checkpoint": Path("a.ckpt"),
+    "checkpoint": [Path("a.ckpt")],
     "output": Path("a.onnx"),
     "format": "onnx",
     "opset": 20,

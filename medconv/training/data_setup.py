@@ -44,7 +44,7 @@ from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.distributed import batch_size_per_process, samples_per_epoch
 from medconv.training.identity import DataIdentity
-from medconv.training.plan_setup import NO_EARLIER_PLAN, derived_values, make_plan
+from medconv.training.plan_setup import NO_EARLIER_PLAN, check_stages, derived_values, make_plan
 from medconv.utils import signals
 from medconv.utils.errors import ArgumentError
 from medconv.utils.signals import StopRequest
@@ -273,6 +273,7 @@ def planned_data(
         _check_stored_axes(dataset)
     # All cases count for the plan and for the statistics of intensities: folds share the store
     planned = make_plan(config, dataset, measured, earlier_plan)
+    check_stages(config.model, planned)
     log.info("%s", table(planned.rows))
     for warning in far_values(dataset, measured, planned.normalisation):
         log.warning(warning)

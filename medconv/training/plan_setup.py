@@ -195,6 +195,18 @@ def _overrides(config: RunConfig) -> PlanOverrides:
     return PlanOverrides(**settings, names=names)
 
 
+def check_stages(model: Mapping[str, Any], made: Plan) -> None:
+    """Raises: ConfigError: the network would have the plan's strides, and channels of other stages."""
+    channels = model.get("channels")
+    if isinstance(channels, list) and "derived.strides" in str(model.get("strides")):
+        stages = len(made.channels)
+        if len(channels) != stages:
+            raise configs.ConfigError(
+                f"model.channels={channels}: the plan has {stages} stages, so it must be {stages} numbers; "
+                "plan.channels plans as many stages as it has numbers"
+            )
+
+
 def _with_note_on_channels(size_plan: Plan) -> Plan:
     """The plan, which says that the network has channels of its own."""
     note = "these are our own network's, used to estimate memory; the model has others"

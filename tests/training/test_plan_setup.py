@@ -79,6 +79,14 @@ def test_a_plan_says_if_the_network_has_channels_of_its_own(model, others, tmp_p
     assert channels[2].endswith("the model has others") == others
 
 
+def test_channels_of_other_stages_than_the_plan_are_refused_before_preparing(tmp_path):
+    contradicting = checked(write(tmp_path / "data", 20), "model.channels=[4,8,8,8]", "plan.channels=[4,8]")
+    with pytest.raises(
+        config.ConfigError, match=r"the plan has 2 stages, so it must be 2 numbers; plan.channels"
+    ):
+        prepare_data(contradicting)
+
+
 @pytest.mark.parametrize(
     ("store", "memory", "says"), [("npy", 2**21, True), ("npy", 2**30, False), ("blosc2", 2**21, False)]
 )

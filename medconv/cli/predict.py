@@ -150,7 +150,10 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _check_folders(images: Path, output: Path) -> None:
     """Raises: ValueError: later, predictions would be taken for images."""
-    if images.is_dir() and output.is_dir() and images.samefile(output):
+    from medconv.data.io.formats import choice_of
+
+    folder, _ = choice_of(images)
+    if folder.is_dir() and output.is_dir() and folder.samefile(output):
         raise ValueError(f"--output {output}: is the folder of the images; take another one")
 
 

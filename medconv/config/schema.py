@@ -493,8 +493,8 @@ class RunSettings:
     )
     dry_run: bool = key(
         False,
-        "true: print what would be run (a sweep's commands, or the script for Slurm), without a "
-        "look at data and machine",
+        "true: print what would be run (the config, a sweep's commands, or the script for Slurm) "
+        "without running it",
     )
     checkpoint_interval: str = key(
         "00:00:10:00",

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ def find_cases(
         if image_patterns:
             cases = _by_patterns(location, image_patterns, takes_missing)
         cases = cases or _in_folder(location, num_channels, takes_missing)
-        if known_by_content(cases[0].images[0]) is None:
+        if cases[0].images[0].name.endswith(suffixes()):
             _warn_of_series(location)
     elif not path.exists() and patterns.is_pattern(path):
         cases = [Case(case_id, (file,)) for case_id, file in patterns.files_of(path, name).items()]
@@ -251,16 +251,22 @@ def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[C
 
 def _warn_of_series(source: Source) -> None:
     """Of a study, beside whose folders somebody has put a volume."""
-    if not any(path.is_dir() for path in source.path.iterdir()):
-        return
-    for image_format in formats():
-        if image_format.cases is not None and (found := image_format.cases(source.path, source.name)):
-            names = some(sorted(case_id for case_id, _ in found))
-            log.warning(
-                "%s: DICOM series there are not read, as volumes of another format stand beside them: %s",
-                source,
-                names,
-            )
+    finders = [image_format.cases for image_format in formats() if image_format.cases is not None]
+    folders = [path for path in source.path.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    names = [folder.name for folder in folders if any(_has_series(find, folder) for find in finders)]
+    if names:
+        log.warning(
+            "%s: DICOM series are not read, as volumes of another format stand beside their folders: %s",
+            source,
+            some(sorted(names)),
+        )
+
+
+def _has_series(find: Callable[[Path, str], list[Any]], folder: Path) -> bool:
+    try:
+        return bool(find(folder, folder.name))
+    except ValueError:  # of several modalities, or one that cannot be read
+        return True
 
 
 def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:

@@ -49,7 +49,7 @@ class _Fixed(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _, norm_class = type(self).__bases__
-        return _blank, (norm_class,), self.__dict__  # pickle finds no class that was made here
+        return _blank, (norm_class,), self.__getstate__()  # pickle finds no class that was made here
 
 
 @cache
@@ -69,6 +69,11 @@ def fix_statistics(norm: nn.Module) -> None:
         norm_class: Any = type(norm)
         norm.__class__ = _fixed(norm_class)
     norm.eval()
+
+
+def has_fixed_norms(network: nn.Module) -> bool:
+    """Whether `fix_statistics` holds for a norm in there."""
+    return any(isinstance(module, _Fixed) for module in network.modules())
 
 
 def frozen_part(network: nn.Module, patterns: Sequence[str]) -> FrozenPart:

@@ -125,7 +125,11 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverr
     if axis is not None:
         why = "so few slices give a 3D kernel nothing to see"
         return f"slice by slice across the {_AXES[axis]} axis: {why}"
-    return f"the images are {'volumes' if fingerprint.spatial_dims == 3 else 'pictures or single slices'}"
+    if fingerprint.spatial_dims == 2:
+        return "the images are pictures or single slices"
+    if thick_axis(fingerprint) is None:
+        return "the images are volumes"
+    return "volumes of thick slices; the mean with a network of slices may be better: medconv ensemble --vary"
 
 
 def coarser_reason(grid: Grid, use: str) -> str:

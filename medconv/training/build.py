@@ -15,7 +15,7 @@ from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.sliding_window import training_axes, usable_axes, window_of
 from medconv.models.build import build_network
-from medconv.models.freeze import check_factors, description, freeze, frozen_part
+from medconv.models.freeze import check_factors, description, freeze, frozen_part, has_fixed_norms
 from medconv.models.layers.max_pool import swap_pools
 from medconv.performance.checkpointing import compute_in_parts
 from medconv.performance.switches import apply_switches, memory_format
@@ -114,6 +114,11 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     init = config.init
     if init.freeze and init.thaw_at is None:
         log.info("init.freeze: %s stay as they are", freeze(network, init.freeze))
+        if config.trainer.sync_batchnorm and has_fixed_norms(network):
+            raise configs.ConfigError(
+                "trainer.sync_batchnorm=true replaces batch norms, also those whose statistics init.freeze "
+                "keeps; take one of them"
+            )
     elif init.freeze:  # frozen by the callback that thaws them
         until = f"stay as they are for {init.thaw_at:.0%} of the run (init.thaw_at)"
         log.info("init.freeze: %s %s", description(frozen_part(network, init.freeze), network), until)

@@ -230,10 +230,13 @@ def test_each_series_of_a_study_is_a_case(dicoms, tmp_path, caplog):
 
 def test_series_beside_a_volume_are_not_left_out_silently(dicoms, tmp_path, caplog):
     dicoms.series(tmp_path / "p1/se", dicoms.array())
-    touch(tmp_path, "converted.nii.gz")
+    dicoms.series(tmp_path / "p2/se", dicoms.array())
+    dicoms.series(tmp_path / "p2/ct", dicoms.array(), SeriesInstanceUID="1.2.9", Modality="CT")
+    (tmp_path / "labels").mkdir()
+    touch(tmp_path, "converted.nii.gz", "labels/converted.nii.gz")
     assert [case.id for case in find_cases(tmp_path, 1)] == ["converted"]
-    assert "DICOM series there are not read, as volumes of another format" in caplog.text
-    assert "p1_se" in caplog.text
+    message = "DICOM series are not read, as volumes of another format stand beside their folders: p1, p2"
+    assert caplog.messages == [f"source {tmp_path}: {message}"]
 
 
 def move_files(source, target, prefix):

@@ -7,7 +7,7 @@ import torch
 from helpers.networks import step, unet
 from torch import nn
 
-from medconv.models.freeze import check_factors, freeze
+from medconv.models.freeze import check_factors, freeze, has_fixed_norms
 from medconv.performance.switches import apply_switches
 from medconv.training.optim.muon import Muon
 from medconv.utils.errors import ArgumentError
@@ -40,6 +40,7 @@ def test_a_frozen_network_can_be_pickled(tmp_path):
     loaded = torch.load(tmp_path / "network.pt", weights_only=False).train()
     assert not loaded[1].training and loaded[2].training
     assert deepcopy(network).train()[1].training is False
+    assert has_fixed_norms(network) and not has_fixed_norms(nn.BatchNorm2d(2))
 
 
 def test_a_norm_whose_scale_still_learns_keeps_its_mode():

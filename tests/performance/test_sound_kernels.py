@@ -119,7 +119,7 @@ def test_group_norm_in_channels_last_gives_what_fp64_does(mean, groups, dtype, t
 
 @pytest.mark.parametrize("norm", [F.instance_norm, F.batch_norm])
 @pytest.mark.parametrize("samples", [1, 2])
-@pytest.mark.parametrize("size", [(6, 5), (6, 5, 3)])
+@pytest.mark.parametrize("size", [(6, 5), (6, 1), (6, 5, 3)])
 def test_norms_have_their_gradient_whatever_the_layout_of_image_and_gradient(norm, samples, size):
     torch.manual_seed(0)
     layouts = (torch.contiguous_format, CHANNELS_LAST[2 + len(size)])

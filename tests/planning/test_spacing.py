@@ -79,6 +79,8 @@ def test_thick_slices_stay_volumes():
     thick = fingerprint([(9, 60, 64)] * 9, [(10.0, 1.0, 1.2)] * 9)
     assert slice_axis(thick, None) is slice_axis(thick, 3) is None
     assert plan(thick).spatial_dims == 3
+    assert "medconv ensemble --vary" in reason(plan(thick), "dimensions")
+    assert "ensemble" not in reason(plan(single_case((60, 60, 60), (1.0, 1.0, 1.2))), "dimensions")
 
 
 def test_the_plan_of_slices_has_the_two_axes_of_their_plane():

@@ -124,16 +124,17 @@ def _listed_cases(entries: Any, path: Path, num_channels: int) -> list[Case]:
 
     Raises: ValueError: another form.
     """
-    expected = f"{{images: [{num_channels} paths], label: path}}"
+    expected = f"{{images: [paths of {num_channels} channels], label: path}}"
     if not isinstance(entries, dict) or not entries:
         raise ValueError(f"{path}: key `dataset` must map case ids to {expected}, got {entries!r:.80}")
     cases = []
     for case_id, entry in entries.items():
         images = entry.get("images") if isinstance(entry, dict) else None
         texts = [*images, entry.get("label")] if isinstance(images, list) else []
-        if len(texts) != num_channels + 1 or not all(isinstance(text, str) for text in texts):
+        is_valid = len(texts) > 1 and all(isinstance(text, str) for text in texts)
+        *files, label = (_below(path.parent, text) for text in texts) if is_valid else (None,)
+        if label is None or len(files) != _num_files(files[0], num_channels):
             raise ValueError(f"{path}: case {case_id} of key `dataset` must be {expected}, got {entry!r:.80}")
-        *files, label = (_below(path.parent, text) for text in texts)
         cases.append(Case(case_id, tuple(files), label))
     return cases
 

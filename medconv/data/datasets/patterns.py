@@ -3,13 +3,14 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from glob import escape, glob
 from pathlib import Path
 
 from medconv.data.io.formats import choice_of
-from medconv.data.io.images import check_endings, in_folder, suffixes
+from medconv.data.io.images import in_folder, suffixes
 from medconv.utils.errors import ArgumentError
+from medconv.utils.logging import some
 
 _WILDCARD = re.compile(r"(\{id\}|\*)")
 _ID_GROUP = "(?P<id>[^/]+)"
@@ -54,7 +55,8 @@ def matching_files(pattern: str | Path, argument: str) -> dict[str, Path]:
     text = text.removesuffix(choice)
     matcher = _matcher(text)
     files: dict[str, Path] = {}
-    for name in sorted(glob(_glob_pattern(text))):  # noqa: PTH207 - may be absolute
+    names = sorted(glob(_glob_pattern(text)))  # noqa: PTH207 - may be absolute
+    for name in names:
         match = matcher.fullmatch(name)
         if match is None:
             continue
@@ -65,20 +67,23 @@ def matching_files(pattern: str | Path, argument: str) -> dict[str, Path]:
             problem = f"={pattern}: {files[case_id]} and {name} would both be case {case_id}"
             raise ArgumentError(argument, problem)
         files[case_id] = Path(name + choice)
-    _check_endings(files.values(), matcher, argument)
+    overlooked = sorted(_with_other_endings(names, matcher))
+    if overlooked:
+        problem = f"={pattern}: endings must be in small letters, rename {some(overlooked)}"
+        raise ArgumentError(argument, problem)
     return dict(sorted(files.items()))
 
 
-def _check_endings(files: Iterable[Path], matcher: re.Pattern[str], argument: str) -> None:
-    """Raises: ArgumentError: a file beside them would match if its ending were in small letters."""
-    for folder in {file.parent for file in files}:
-        others = [path for path in folder.glob("*") if matcher.fullmatch(_with_small_ending(str(path)))]
-        check_endings(others, suffixes(), argument)
-
-
-def _with_small_ending(name: str) -> str:
-    ending = next((ending for ending in suffixes() if name.lower().endswith(ending)), "")
-    return name[: len(name) - len(ending)] + ending
+def _with_other_endings(names: Sequence[str], matcher: re.Pattern[str]) -> Iterator[str]:
+    """Files beside these that would match if their endings were in small letters."""
+    endings = suffixes()
+    for folder in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - as `glob` writes it
+        for name in os.listdir(folder or "."):  # noqa: PTH208 - names alone
+            ending = next((ending for ending in endings if name.lower().endswith(ending)), "")
+            if not name.startswith(".") and not name.endswith(ending):
+                path = os.path.join(folder, name)  # noqa: PTH118 - as `glob` writes it
+                if not matcher.fullmatch(path) and matcher.fullmatch(path[: -len(ending)] + ending):
+                    yield name
 
 
 def below_home(patterns: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,10 @@ from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
 AUTO = "auto"  # of --members
+_SHARED_KEYS = (
+    *("data.root", "data.images", "data.labels", "data.class_names", "data.regions"),
+    *("data.ignore_label", "data.source_spacing_mm"),
+)
 
 if TYPE_CHECKING:
     from medconv.config import RunConfig
@@ -61,20 +65,24 @@ def run_command(options: argparse.Namespace) -> int:
 
         show(flags)
         return DONE
-    for argument in options.vary:
-        if not compose.is_key_value(argument):
-            raise ValueError(f"--vary takes KEY=A,B, got {argument}")
+    _check_vary(options)
     variants = compose.combinations(options.vary) if options.vary else [[]]
     found = [_composed(options, variant) for variant in variants]
     (config, choices), *_ = found
-    _check(options, config, variants)
+    for member_config, _ in found:
+        _check(options, member_config, variants)
     folder = RunDir.of(config, choices)
     packages = [argument for name in options.package for argument in ("--package", name)]
     arguments = [*options.overrides, *packages]
     devices = members.devices_of(config)
     if options.members == AUTO:
         rounds = shares.rounds(config, folder, devices[0])
-        rounds = max(rounds, ceil(len(variants) / len(devices)))
+        needed = ceil(len(variants) / len(devices))
+        if rounds < needed and folder.resume_from() is not None:
+            raise ValueError(
+                f"{folder.path}: trainer.max_time is {rounds} times the run's own, and --vary needs {needed}"
+            )
+        rounds = max(rounds, needed)
         count = rounds * len(devices)
         arguments = [*members.with_keys(arguments, [f"trainer.max_time={shares.share(config, rounds)}"])]
     else:
@@ -88,6 +96,32 @@ def run_command(options: argparse.Namespace) -> int:
         gains.write(ensemble, config, options.package)
         print(gains.table(folder))
     return code
+
+
+def _check_vary(options: argparse.Namespace) -> None:
+    """Raises: ValueError: a key that members have of their own, or that makes them answer something else."""
+    from medconv.config.compose import is_key_value
+
+    refused = {
+        "seed": "each member has its own",
+        "run": "members share the folder of the run",
+        "trainer.devices": "each member has one device",
+        "trainer.num_nodes": "an ensemble trains on one machine",
+        **dict.fromkeys(_SHARED_KEYS, "members are of one dataset and answer the same"),
+    }
+    if options.members == AUTO:
+        refused["trainer.max_time"] = "--members auto shares it"
+    if options.folds:
+        refused["data.fold"] = "--folds gives each member its own"
+    for argument in options.vary:
+        if not is_key_value(argument):
+            raise ValueError(f"--vary takes KEY=A,B, got {argument}")
+        key = argument.partition("=")[0].lstrip("+~")
+        for name, reason in refused.items():
+            if key == name or key.startswith(f"{name}."):
+                raise ValueError(f"--vary {argument}: {reason}")
+        if key == "data":
+            raise ValueError(f"--vary {argument}: members are of one dataset")
 
 
 def _composed(options: argparse.Namespace, variant: Sequence[str]) -> tuple[RunConfig, Mapping[str, str]]:

@@ -180,7 +180,7 @@ def _region_sums(
     probability = logits.sigmoid()
     entropy, probability, mask = counted(entropy, probability, mask, labelled, weights)
     axes = [0, *range(2, logits.ndim)]
-    intersection = (probability.clamp(min=_TINY) * mask).sum(axes)
+    intersection = (probability * mask).sum(axes) + _TINY * mask.sum(axes)
     sizes = (probability + mask).sum(axes)
     return entropy.sum() / logits.shape[1], intersection, sizes
 

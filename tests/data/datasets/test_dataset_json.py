@@ -114,7 +114,7 @@ def test_nnunet_reads_the_cases_that_its_key_lists(tmp_path):
 def test_a_list_of_cases_of_another_form_is_refused(tmp_path, entries):
     root = edit_json(write_nnunet(tmp_path), dataset=entries)
     with pytest.raises(
-        ValueError, match=r"dataset\.json: .*`dataset` must .*images: \[2 paths\], label: path"
+        ValueError, match=r"dataset\.json: .*`dataset` must .*images: \[paths of 2 channels\], label: path"
     ):
         nnunet(root)
 

@@ -22,10 +22,14 @@ def test_an_id_in_the_middle_of_a_name(tmp_path):
     assert ids(tmp_path, "b/{id}_manual1.gif") == {"21": "b/21_manual1.gif"}
 
 
-def test_an_ending_in_capitals_is_not_left_out_silently(tmp_path):
-    touch(tmp_path, "1.nii.gz", "2.NII.GZ", "NOTES.TXT", "other.JPG")
-    with pytest.raises(ValueError, match=r"images .*: endings must be in small letters, rename 2\.NII\.GZ$"):
-        files_of(tmp_path / "{id}.nii.gz", "images")
+def test_an_ending_in_capitals_is_not_left_out_silently(tmp_path, monkeypatch):
+    touch(tmp_path, "1.nii.gz", "2.NII.GZ", "._2.NII.GZ", "NOTES.TXT", "other.JPG", "c/1_a.png", "c/2_a.PNG")
+    for pattern, name in (("{id}.nii.gz", "2.NII.GZ"), ("c/{id}_a.png", "2_a.PNG")):
+        for root in (f"{tmp_path}/", "./", ""):
+            monkeypatch.chdir(tmp_path)
+            with pytest.raises(ValueError, match=f"endings must be in small letters, rename {name}$"):
+                files_of(f"{root}{pattern}", "images")
+    assert list(files_of("c/{id}_a.*", "images")) == ["1", "2"]
 
 
 def test_a_folder_may_end_in_a_slash_before_another(tmp_path):

@@ -304,6 +304,12 @@ def test_a_stop_of_one_member_is_that_of_all(tmp_path, monkeypatch):
             "data.spatial_dims must be 2, 3 or null, got 7",
         ),
         (["--members", "2", "--vary", "3,2"], "--vary takes KEY=A,B, got 3,2"),
+        (["--members", "2", "--vary", "seed=1,2"], "--vary seed=1,2: each member has its own"),
+        (["--members", "2", "--vary", "run.name=a,b"], "--vary run.name=a,b: members share the folder"),
+        (["--members", "2", "--vary", "data=msd,nnunet"], "members are of one dataset"),
+        (["--members", "2", "--vary", "data.regions={w:[box]},null"], "of one dataset and answer the same"),
+        (["--members", "2", "--folds", "--vary", "data.fold=0,1"], "--folds gives each member its own"),
+        (["--members", "auto", "--vary", "trainer.max_time=00:00:01:00"], "--members auto shares it"),
         (["--members", "2", "trainer.max_epochs=0", "run.dry_run=true"], "trainer.max_epochs=0"),
     ],
 )

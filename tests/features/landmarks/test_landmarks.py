@@ -493,3 +493,9 @@ def test_mirrored_images_exchange_the_names_of_pairs(tmp_path, monkeypatch, caps
     words = ["--predictions", output, "--references", tmp_path / "data/slicer"]
     assert tiny.call(monkeypatch, "evaluate", *words, "--output", tmp_path / "scores.json") == DONE
     assert json.loads((tmp_path / "scores.json").read_text())["mean"]["mre"] < 3
+
+
+@pytest.mark.parametrize("power", [0.5, -1, float("inf")])
+def test_a_power_without_a_finite_gradient_is_refused(power):
+    with pytest.raises(ValueError, match="power must be 0, or a number of 1 or more"):
+        HeatmapLoss(power)

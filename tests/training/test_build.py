@@ -58,6 +58,18 @@ def test_sync_batchnorm_reaches_the_switches(kidneys, tmp_path, caplog):
     assert "batch norms stay as they are" in caplog.text
 
 
+def test_frozen_statistics_would_not_survive_sync_batchnorm(kidneys, tmp_path):
+    """It makes new norms of all, which train."""
+    settings = [
+        "trainer.sync_batchnorm=true",
+        "trainer.max_steps=1",
+        "model.norm=batch",
+        "init.freeze=[encoder]",
+    ]
+    with pytest.raises(ConfigError, match="also those whose statistics init.freeze keeps"):
+        tiny.train(kidneys, tmp_path / "run", *settings)
+
+
 class WithoutStages(UNet):
     """A network that only returns its last stage."""
 

@@ -113,7 +113,7 @@ class DataConfig:
         choices=(2, 3),
     )
     slice_axis: int | None = key(
-        None, "axis across the slices of a 2D network, 0, 1 or 2; null: the coarsest axis", choices=(0, 1, 2)
+        None, "axis across the slices of a 2D network: 0, 1 or 2; null: the coarsest axis", choices=(0, 1, 2)
     )
     # what labels mean
     flip_label_pairs: Any = key(

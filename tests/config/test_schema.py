@@ -39,10 +39,10 @@ def test_every_folder_of_options_is_a_group():
     assert groups - folders == {"seed", "tags", "test", "task", "plan", "schedule", "run", "derived"}
 
 
-def test_every_key_that_a_user_sets_has_a_line_of_text():
+def test_every_key_that_a_user_sets_has_a_text():
     without = [key.name for key in KEYS.values() if not key.text and not key.name.startswith("derived.")]
     assert not without
-    assert not [key.name for key in KEYS.values() if len(key.text) > 100 or key.text.endswith(".")]
+    assert not [key.name for key in KEYS.values() if len(key.text) > 180 or key.text.endswith(".")]
 
 
 def test_defaults_are_values_that_their_keys_take():
@@ -129,7 +129,7 @@ def test_values_and_comments_of_options_do_not_contradict_the_declarations(file)
 def test_declared_keys_of_options_are_seen():
     seen = {key.name: comment for file in FILES for key, _, comment in declared_values(file)}
     assert {"run.nan_policy", "data.fold", "perf.compile", "trainer.max_time", "init.freeze"} <= seen.keys()
-    assert seen["data.slice_axis"] == "0, 1 or 2; null: the coarsest axis"
+    assert seen["data.slice_axis"] == KEYS["data.slice_axis"].text
 
 
 @pytest.mark.parametrize(

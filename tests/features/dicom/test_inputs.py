@@ -136,7 +136,7 @@ def test_a_series_without_needed_elements_is_named(trained, predict, tmp_path, c
 
 def test_results_are_not_mixed_with_slices_or_with_those_of_changed_slices(predict, scan, tmp_path, capsys):
     assert predict(scan, output=scan) == 1
-    assert "holds the images themselves" in capsys.readouterr().err
+    assert "is the folder of the images" in capsys.readouterr().err
     assert predict(scan) == 0
     os.utime(next(scan.iterdir()), ns=(1, 1))
     assert predict(scan) == 1

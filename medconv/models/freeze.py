@@ -4,12 +4,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
 
+from medconv.models.mixin import Mixin, mixed
 from medconv.utils.errors import Argument, ArgumentError
 
 _SUGGESTIONS = 3  # most similar names in a message
@@ -41,33 +41,17 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     return description(frozen, network)
 
 
-class _Fixed(nn.Module):
+class _Fixed(Mixin):
     """Mixed into a norm's class: it always stays in evaluation mode."""
 
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        _, norm_class = type(self).__bases__
-        return _blank, (norm_class,), self.__getstate__()  # pickle finds no class that was made here
-
-
-@cache
-def _fixed(norm_class: type) -> Any:
-    return type(f"Fixed{norm_class.__name__}", (_Fixed, norm_class), {})
-
-
-def _blank(norm_class: type) -> Any:
-    """For copying and unpickling: without a state, which is set afterwards."""
-    fixed = _fixed(norm_class)
-    return fixed.__new__(fixed)
-
 
 def fix_statistics(norm: nn.Module) -> None:
     """Make a norm use its running statistics in training too, in place; its parameters stay."""
     if not isinstance(norm, _Fixed):
-        norm_class: Any = type(norm)
-        norm.__class__ = _fixed(norm_class)
+        norm.__class__ = mixed(_Fixed, norm)
     norm.eval()
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from medconv.models.layers.fast_norm import norm_by_sample
 from medconv.models.layers.triton_norm import BatchStatistics, triton_norm
+from medconv.models.mixin import Mixin, mixed
 
 CHECKPOINTING = ("none", "blocks", "pointwise")
 
@@ -50,10 +50,9 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
     else:
         candidates = _blocks(network)
         mixin = _Checkpointed
-    modules = [module for module in candidates if not isinstance(module, _Mixin)]
+    modules = [module for module in candidates if not isinstance(module, Mixin)]
     for module in modules:
-        module_class: Any = type(module)
-        module.__class__ = _mixed(mixin, module_class)
+        module.__class__ = mixed(mixin, module)
     return len(modules)
 
 
@@ -63,21 +62,11 @@ def compute_in_parts(network: nn.Module, samples_at_once: int) -> None:
     The loss of the outputs and its gradients are those of the whole batch, up to the order of sums; batch
     norms see one part after another.
     """
-    network_class: Any = type(network)
-    network.__class__ = _mixed(_InParts, network_class)
+    network.__class__ = mixed(_InParts, network)
     network.samples_at_once = samples_at_once  # type: ignore[assignment]
 
 
-class _Mixin(nn.Module):
-    """Mixed into a module's class, so that its children, `deepcopy` and pickling stay as they were."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # pickle finds no class that was made here, but it finds the two that it was made of
-        mixin, module_class = type(self).__bases__
-        return _blank, (mixin, module_class), self.__dict__
-
-
-class _Pointwise(_Mixin):
+class _Pointwise(Mixin):
     """Recomputes cheap operations of the whole network."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +80,7 @@ class _Pointwise(_Mixin):
             return super().forward(*args, **kwargs)
 
 
-class _Checkpointed(_Mixin):
+class _Checkpointed(Mixin):
     """Recomputes a block from its input."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,19 +147,6 @@ class _FrozenStatistics:
             norm.num_batches_tracked = count
         for value, before in self._statistics:
             value.copy_(before)
-
-
-@cache
-def _mixed(mixin: type, module_class: type) -> Any:
-    """The class of a mixin and a module class, created once."""
-    name = f"{mixin.__name__.strip('_')}{module_class.__name__}"
-    return type(name, (mixin, module_class), {})
-
-
-def _blank(mixin: type, module_class: type) -> Any:
-    """For copying and unpickling: an empty module, whose state is set afterwards."""
-    mixed_class = _mixed(mixin, module_class)
-    return mixed_class.__new__(mixed_class)
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:

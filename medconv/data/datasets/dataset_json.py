@@ -74,17 +74,7 @@ def msd(root: str | Path) -> Dataset:
             )
         image = _below(folder, entry["image"])
         cases.append(Case(id=stem(image), images=(image,), label=_below(folder, entry["label"])))
-    warn_of_count(meta, cases, path)
-    modalities = names_by_number(meta.get("modality"), path, "modality")
-    class_names, targets = parse_labels(meta, path)
-    return build_dataset(
-        name=str(meta.get("name", folder.name)),
-        cases=cases,
-        class_names=class_names,
-        targets=targets,
-        modalities=modalities,
-        path=path,
-    )
+    return _dataset(meta, path, cases, names_by_number(meta.get("modality"), path, "modality"), {})
 
 
 def nnunet(root: str | Path) -> Dataset:
@@ -101,15 +91,26 @@ def nnunet(root: str | Path) -> Dataset:
     folder = Path(root)
     path = folder / "dataset.json"
     modalities = _modalities(folder, meta)
-    class_names, targets = parse_labels(meta, path)
     errors: dict[str, str] = {}
     if "dataset" in meta:
         cases = _listed_cases(meta["dataset"], path, len(modalities))
     else:
         cases = _cases_in_folders(folder, meta, len(modalities), errors)
+    return _dataset(meta, path, cases, modalities, errors)
+
+
+def _dataset(
+    meta: Mapping[str, Any],
+    path: Path,
+    cases: list[Case],
+    modalities: tuple[str, ...],
+    errors: Mapping[str, str],
+) -> Dataset:
+    """With the labels of a `dataset.json`. Args: path: of that file; errors: what is wrong with a case."""
+    class_names, targets = parse_labels(meta, path)
     warn_of_count(meta, cases, path)
     return build_dataset(
-        name=str(meta.get("name", folder.name)),
+        name=str(meta.get("name", path.parent.name)),
         cases=cases,
         class_names=class_names,
         targets=targets,

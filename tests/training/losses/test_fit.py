@@ -221,7 +221,7 @@ def test_a_class_that_is_not_annotated_joins_the_background():
 def test_labels_that_are_not_annotated_change_nothing(name, case):
     """Of the second sample, under deep supervision too; and without such labels the loss is that of always."""
     targets = TARGETS[case]
-    loss, (logits, label) = fitted(make_loss(name, targets), targets, 2), target_example(targets, (2, 6, 6))
+    loss, (logits, label) = fitted(make_loss(name, targets), targets, 2), target_example(targets, (2, 12, 12))
     heads, changed = [logits.requires_grad_(), logits[..., ::2, ::2].detach()], label.clone()
     known = torch.stack([torch.tensor(targets.annotated_outputs(values)) for values in ((1, 2), (2,))])
     assert known.tolist() == (
@@ -231,7 +231,7 @@ def test_labels_that_are_not_annotated_change_nothing(name, case):
     value = loss(heads, label, annotated=known)
     value.backward()
     torch.testing.assert_close(loss(heads, changed, annotated=known), value.detach())
-    assert abs(float(loss(heads, changed) - loss(heads, label))) > 1e-4
+    assert abs(float(loss(heads, changed) - loss(heads, label))) > 1e-3
     assert logits.grad.isfinite().all() and logits.grad[0].any()
     if targets.exclusive:  # background and a share one gradient, by their probabilities
         background, a = logits.grad[1, 0], logits.grad[1, 1]

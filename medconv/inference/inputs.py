@@ -134,10 +134,11 @@ def find_cases(
         num_channels: of the networks.
         answers: columns of labels that a `.csv` that trains the network has.
         name: of the argument or flag that gives `source`, for messages.
-        takes_missing: whether the networks can do without some channels.
+        takes_missing: whether the networks can do without some channels; others refuse a case that lacks one
+            when they read it, and the first channel may be missing only here.
         image_patterns, path_column: see `LoadedModel`.
     Raises:
-        ValueError: no images, missing channels, or two cases with the same name.
+        ValueError: no images, channels that no network has, or two cases with the same name.
     """
     check_source(source, name)
     path, choice = choice_of(source)
@@ -145,7 +146,7 @@ def find_cases(
     cases: list[Case] = []
     if path.is_dir():
         if image_patterns:
-            cases = _by_patterns(location, image_patterns, takes_missing)
+            cases = _by_patterns(location, image_patterns)
         cases = cases or _in_folder(location, num_channels, takes_missing)
         if cases[0].images[0].name.endswith(suffixes()):
             _warn_of_series(location)
@@ -158,7 +159,7 @@ def find_cases(
     elif path.suffix == ".csv":
         cases = _named(location, read_table(location, answers, path_column))
     else:
-        cases = [_single(location, num_channels, takes_missing)]
+        cases = [_single(location, num_channels)]
     for case in cases:
         error = id_error(case.id)
         if error:
@@ -178,20 +179,14 @@ def check_source(source: Path, name: str = "source") -> None:
         raise ValueError(f"{name} {source}: no such file or folder")
 
 
-def _by_patterns(source: Source, image_patterns: Sequence[str], takes_missing: bool) -> list[Case]:
-    """The cases of a folder by the patterns of the training images; none if no file matches.
-
-    Raises: ValueError: a channel of a case is missing.
-    """
+def _by_patterns(source: Source, image_patterns: Sequence[str]) -> list[Case]:
+    """The cases of a folder by the patterns of the training images; none if no file matches."""
     channels = [
         patterns.matching_files(f"{source.path}/{pattern}", source.name) for pattern in image_patterns
     ]
     cases = []
     for case_id in sorted({case_id for files in channels for case_id in files}):
         missing = tuple(number for number, files in enumerate(channels) if case_id not in files)
-        if missing and not takes_missing:
-            pattern = image_patterns[missing[0]]
-            raise ValueError(f"{source}: case {case_id} has no image that matches {pattern}, as in training")
         images = tuple(files[case_id] for files in channels if case_id in files)
         cases.append(Case(case_id, images, missing_channels=missing))
     if cases:
@@ -240,7 +235,7 @@ def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[C
     have_numbers = takes_missing and all(channel_of(path, num_channels) is not None for path in files)
     are_channels = have_numbers and image_channels(files[0]) == 1
     if are_channels or any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
-        channels = group_channels(files, num_channels, takes_missing)
+        channels = group_channels(files, num_channels)
         return [
             # By the numbers in their names.
             Case(case_id, tuple(paths), missing_channels=missing_numbers(paths, num_channels))
@@ -269,7 +264,7 @@ def _has_series(find: Callable[[Path, str], list[Any]], folder: Path) -> bool:
         return True
 
 
-def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:
+def _single(source: Source, num_channels: int) -> Case:
     """The case of one file; for `CASE_0000`, with the other channels beside it."""
     path = source.path
     case_id = name_of(path)
@@ -277,15 +272,8 @@ def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:
         return Case(case_id, (path,))
     suffix = path.name.removeprefix(stem(path))
     channels = tuple(path.with_name(f"{case_id}_{number:04d}{suffix}") for number in range(num_channels))
-    missing = [channel.name for channel in channels if not channel.is_file()]
-    if missing and takes_missing:
-        found = tuple(path for path in channels if path.is_file())
-        return Case(case_id, found, missing_channels=missing_numbers(found, num_channels))
-    if missing:
-        raise ValueError(
-            f"{source}: the network takes {num_channels} channels, missing: {', '.join(missing)}"
-        )
-    return Case(case_id, channels)
+    found = tuple(path for path in channels if path.is_file())
+    return Case(case_id, found, missing_channels=missing_numbers(found, num_channels))
 
 
 def _named(source: Source, entries: Sequence[Entry]) -> list[Case]:

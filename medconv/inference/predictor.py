@@ -33,6 +33,7 @@ from medconv.inference.prepare import (
     ImageLike,
     Input,
     NamedImage,
+    check_channels,
     from_array,
     from_files,
     from_nibabel,
@@ -207,6 +208,7 @@ class Predictor:
         Raises:
             ValueError: its files cannot be read, or do not fit the network.
         """
+        check_channels(case, self.members)
         return self._prepared(from_files(replace(case, source_spacing_mm=None)))
 
     @torch.inference_mode()

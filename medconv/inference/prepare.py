@@ -262,13 +262,7 @@ def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
         )
     if not np.isfinite(image.voxels).all():
         raise ValueError(f"{image.name}: has voxels that are NaN or infinite, expected finite numbers")
-    missing = image.case.missing_channels
     for member in members:
-        if missing and not member.takes_missing:
-            names = ", ".join(member.modalities[channel] for channel in missing)
-            raise ValueError(
-                f"{image.name}: {names} is missing, and {member.path} was not trained with data.missing=allow"
-            )
         # A header must not make an image huge or tiny; a spacing that somebody stated is used.
         spacing_mm = canonical_spacing(image.grid, member.preprocessing.reorients)
         if image.case.source_spacing_mm is None and not is_plausible(spacing_mm, member):
@@ -277,6 +271,17 @@ def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
                 f"{image.name}: {size_text(shape)} voxels of {size_text(spacing_mm[: len(ranges)], 3)} mm "
                 f"(right, anterior, superior), but of {_range_text(ranges)} mm in training; correct the "
                 "header, or state the spacing by source_spacing_mm"
+            )
+
+
+def check_channels(case: Case, members: Sequence[LoadedModel]) -> None:
+    """Raises: ValueError: a channel is missing that a network needs."""
+    for member in members:
+        if case.missing_channels and not member.takes_missing:
+            names = ", ".join(member.modalities[channel] for channel in case.missing_channels)
+            raise ValueError(
+                f"{case.images[0]}: {names} is missing, and {member.path} was not trained with "
+                "data.missing=allow"
             )
 
 

@@ -73,9 +73,7 @@ def test_channels_are_found_by_the_patterns_of_the_training(tmp_path):
     first, _ = find_cases(tmp_path, 2, image_patterns=by_pattern)
     assert (first.id, [path.name for path in first.images]) == ("s1", ["t1.nii.gz", "flair.nii.gz"])
     (tmp_path / "s2/flair.nii.gz").unlink()
-    with pytest.raises(ValueError, match=r"case s2 has no image that matches \{id\}/flair\.nii\.gz, as in"):
-        find_cases(tmp_path, 2, image_patterns=by_pattern)
-    _, second = find_cases(tmp_path, 2, image_patterns=by_pattern, takes_missing=True)
+    _, second = find_cases(tmp_path, 2, image_patterns=by_pattern)
     assert second.missing_channels == (1,) and len(second.images) == 1
 
 
@@ -116,7 +114,7 @@ def test_names_that_end_in_other_four_digits_are_cases(tmp_path, names):
 def test_a_folder_with_a_first_channel_may_hold_only_channels(tmp_path, names):
     touch(tmp_path, *(f"{name}.nii.gz" for name in names))
     with pytest.raises(
-        ValueError, match=r"every case needs channels 0 to 0|expected a name that ends in a channel number"
+        ValueError, match=r"a case has channels 0 to 0, but|expected a name that ends in a channel number"
     ):
         find_cases(tmp_path, 1)
 
@@ -126,9 +124,15 @@ def test_4d_files_hold_several_channels(tmp_path):
     assert names_of(tmp_path, 4) == {"BRATS_001": ["BRATS_001.nii.gz"], "BRATS_002": ["BRATS_002.nii.gz"]}
 
 
-def test_missing_channels_are_named(tmp_path):
-    touch(tmp_path, "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz", "c_0000.nii.gz", "c_0002.nii.gz")
-    message = rf"^{tmp_path}: every case needs channels 0 to 1: b has \[0\]; c has \[0, 2\]$"
+def test_missing_channels_are_those_of_their_case(tmp_path):
+    touch(tmp_path, "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz", "c_0001.nii.gz")
+    cases = find_cases(tmp_path, 2)
+    assert [(case.id, case.missing_channels) for case in cases] == [("a", ()), ("b", (1,)), ("c", (0,))]
+
+
+def test_channels_that_no_network_has_are_named(tmp_path):
+    touch(tmp_path, "a_0000.nii.gz", "a_0001.nii.gz", "c_0000.nii.gz", "c_0002.nii.gz")
+    message = rf"^{tmp_path}: a case has channels 0 to 1, but c has \[0, 2\]$"
     with pytest.raises(ValueError, match=message):
         find_cases(tmp_path, 2)
 
@@ -176,8 +180,8 @@ def test_channels_are_listed_or_lie_beside_the_first_one(tmp_path):
         (tmp_path / f"a_{number:04d}.nii.gz").touch()
     (case,) = find_cases(tmp_path / "a_0000.nii.gz", 2)
     assert (case.id, len(case.images)) == ("a", 2)
-    with members.refused(r"the network takes 3 channels, missing: a_0002\.nii\.gz"):
-        find_cases(tmp_path / "a_0000.nii.gz", 3)
+    (case,) = find_cases(tmp_path / "a_0000.nii.gz", 3)
+    assert case.missing_channels == (2,)
 
 
 def test_a_case_has_the_same_id_in_a_folder_a_file_and_a_list(tmp_path):
@@ -189,7 +193,7 @@ def test_a_case_has_the_same_id_in_a_folder_a_file_and_a_list(tmp_path):
     for source in (tmp_path, path, tmp_path / "list.txt", tmp_path / "list.json"):
         assert [(case.id, case.images) for case in find_cases(source, 1)] == [("p", (path,))]
     (tmp_path / "p_0001.nii.gz").touch()
-    with members.refused(r"every case needs channels 0 to 0: p has \[0, 1\]"):
+    with members.refused(r"a case has channels 0 to 0, but p has \[0, 1\]"):
         find_cases(tmp_path, 1)
     path.unlink()
     assert [case.id for case in find_cases(tmp_path, 1)] == ["p_0001"]

@@ -93,7 +93,7 @@ def test_without_the_setting_such_cases_are_errors(trained, tmp_path):
         tiny.train(tmp_path / "data", tmp_path / "run", "data=nnunet", "data.missing=allow")
 
 
-def test_a_network_that_needs_all_channels_names_the_missing_one(trained, tmp_path):
+def test_a_network_that_needs_all_channels_names_the_missing_one(trained, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained / "data", tmp_path / "data")
     tiny.train(
         trained / "data", tmp_path / "run", "data=nnunet", "data.on_invalid_case=skip", "trainer.max_steps=1"
@@ -103,3 +103,10 @@ def test_a_network_that_needs_all_channels_names_the_missing_one(trained, tmp_pa
         ValueError, match=r"FLAIR is missing, and .*best.ckpt was not trained with data.missing=allow"
     ):
         predictor(trained / "data/imagesTr/case_1_0000.nii.gz", None)
+    images = trained / "data/imagesTr"
+    call = ("--checkpoint", tmp_path / "run/checkpoints/best.ckpt", "--input", images)
+    assert tiny.call(monkeypatch, "predict", *call, "--output", tmp_path / "out") == 1
+    assert "case case_1: " in capsys.readouterr().err
+    predicted = {path.name for path in (tmp_path / "out").glob("case_*.nii.gz")}
+    whole = {path.name.replace("_0001", "") for path in images.glob("*_0001.nii.gz")}
+    assert predicted == whole and "case_1.nii.gz" not in predicted

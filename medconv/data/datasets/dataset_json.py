@@ -238,23 +238,22 @@ def _with_ending(folder: Path, ending: str) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
 
 
-def group_channels(
-    files: Sequence[Path], num_channels: int, allow_missing: bool = False
-) -> dict[str, tuple[Path, ...]]:
-    """Case id to its channel files, from names `CASE_0000`, `CASE_0001`, ...
+def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:
+    """Case id to its channel files, of which some may be missing, from names `CASE_0000`, `CASE_0001`, ...
 
     Raises:
-        ValueError: names each case with missing or extra channels.
+        ValueError: names each case with further channels.
     """
     channels_by_case = _channels_by_case(files)
-    invalid = _invalid_channels(channels_by_case, num_channels)
-    if allow_missing:
-        invalid = {case_id: numbers for case_id, numbers in invalid.items() if max(numbers) >= num_channels}
-    if invalid:
-        cases = "; ".join(
-            f"{case_id} has {numbers}" for case_id, numbers in list(invalid.items())[:_MAX_NAMED]
-        )
-        raise ValueError(f"{files[0].parent}: every case needs channels 0 to {num_channels - 1}: {cases}")
+    numbers_by_case = {case_id: sorted(channels) for case_id, channels in channels_by_case.items()}
+    further = [
+        f"{case_id} has {numbers}"
+        for case_id, numbers in numbers_by_case.items()
+        if numbers[-1] >= num_channels
+    ]
+    if further:
+        named = "; ".join(further[:_MAX_NAMED])
+        raise ValueError(f"{files[0].parent}: a case has channels 0 to {num_channels - 1}, but {named}")
     return _ordered_files(channels_by_case)
 
 

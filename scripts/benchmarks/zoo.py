@@ -251,7 +251,11 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
     row = _row(training, json.loads((folder / "summary.json").read_text()), folder)
     row["hardware"] += f", {options.cpu_isa}" if options.cpu_isa else ""
     row["cores"] = len(cores) if cores else conditions()["cores"]
-    write_text(folder / "row.json", json.dumps(row, indent=1) + "\n")
+    kept = folder / "row.json"
+    if kept.exists():  # of a training that was finished before, with the cores that it had then
+        earlier = json.loads(kept.read_text())
+        row |= {key: earlier[key] for key in conditions()}
+    write_text(kept, json.dumps(row, indent=1) + "\n")
     return row
 
 

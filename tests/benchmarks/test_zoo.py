@@ -32,8 +32,9 @@ def test_both_checkouts_and_members_train_in_the_same_minutes(monkeypatch, tmp_p
     assert [row["members"] for row in rows] == [1, 2, 1]
     assert all(row["steps"] > 0 and row["dice"] is not None and row["set"] == "phantom2d" for row in rows)
     assert (tmp_path / "plots/phantom2d.svg").is_file() and (tmp_path / "plots/all.svg").is_file()
-    again = benchmark(monkeypatch, tmp_path, *arguments)
+    again = benchmark(monkeypatch, tmp_path, *arguments, "--cores", "0")
     assert [row["steps"] for row in again] == [row["steps"] for row in rows]  # finished ones are kept
+    assert [row["cores"] for row in again] == [row["cores"] for row in rows]  # as they were trained
 
 
 def test_the_table_has_medians_and_paired_differences():

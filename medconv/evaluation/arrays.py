@@ -1,6 +1,7 @@
 """Label maps in memory against references: the metrics of each case, as `segmentation` has them for files."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -46,14 +47,21 @@ def evaluate(
     """
     if not predictions:
         raise ArgumentError("predictions", " has no case")
-    targets = _targets(targets, predictions, references)
+    pairs = {
+        case: (
+            _label_map(array, f"prediction of case {case}"),
+            _label_map(_of_case(references, case, "references"), f"reference of case {case}"),
+        )
+        for case, array in predictions.items()
+    }
+    targets = _targets(targets, pairs)
     by_class = tolerance_mm or {}
     labels.check_tolerances(by_class, targets.names)
     tolerances = labels.tolerance_of(by_class, targets.names)
     rows: list[CaseRow] = []
-    for case, array in predictions.items():
-        prediction, reference = _pair(case, array, _of_case(references, case, "references"), targets)
-        grid = _grid(reference.shape, np.ndim(array), spacing_mm, case)
+    for case, pair in pairs.items():
+        prediction, reference = _fitting(case, *pair, targets)
+        grid = _grid(reference.shape, np.ndim(predictions[case]), spacing_mm, case)
         scores = measure(prediction, reference, grid, targets, tolerances, selection)
         rows.append({"case": case, **scores})
     return segmentation_results.described(rows, targets.names, selection or MetricSelection())
@@ -82,7 +90,7 @@ def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps, argument: str
 
 
 def _targets(
-    targets: SegmentationTargets | Sequence[str] | None, predictions: LabelMaps, references: LabelMaps
+    targets: SegmentationTargets | Sequence[str] | None, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> SegmentationTargets:
     if isinstance(targets, SegmentationTargets):
         if not targets.answers_classes:
@@ -95,9 +103,8 @@ def _targets(
     if targets is not None:
         return LabelMapTargets.of_classes(targets)
     values: set[int] = set()
-    for case, array in predictions.items():
-        values.update(np.unique(array).tolist())
-        values.update(np.unique(_of_case(references, case, "references")).tolist())
+    for label_map in chain.from_iterable(pairs.values()):
+        values.update(np.unique(label_map).tolist())
     return labels.numbered(values)
 
 
@@ -107,22 +114,18 @@ def _of_case(values: Mapping[str, Any], case: str, argument: str) -> Any:
     return values[case]
 
 
-def _pair(
+def _fitting(
     case: str, prediction: np.ndarray, reference: np.ndarray, targets: SegmentationTargets
 ) -> tuple[np.ndarray, np.ndarray]:
     """Prediction and reference of a case, (X, Y, Z). Raises: ValueError: they do not fit each other."""
-    prediction_name = f"prediction of case {case}"
-    reference_name = f"reference of case {case}"
-    prediction = _label_map(prediction, prediction_name)
-    reference = _label_map(reference, reference_name)
     if prediction.shape != reference.shape:
         raise ValueError(
             f"case {case}: the prediction has shape {prediction.shape}, its reference {reference.shape}"
         )
     reference = targets.one_ignored(reference)
-    labels.check_declared(prediction_name, prediction, targets)
+    labels.check_declared(f"prediction of case {case}", prediction, targets)
     # Only a reference may hold the value to ignore.
-    labels.check_declared(reference_name, reference, targets, targets.ignore)
+    labels.check_declared(f"reference of case {case}", reference, targets, targets.ignore)
     return prediction, reference
 
 

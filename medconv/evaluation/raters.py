@@ -155,5 +155,9 @@ def summarize_raters(
         scores = [dice[rater] for dice in rated if rater in dice]
         complete = [{name: score.get(name) for name in names} for score in scores]
         per_class = metrics_dice.mean_per_class(complete)
-        raters[rater] = {"dice": metrics_dice.mean(per_class), "per_class": per_class, "n": len(scores)}
+        raters[rater] = {
+            "dice": metrics_dice.mean(per_class.values()),
+            "per_class": per_class,
+            "n": len(scores),
+        }
     return {"consensus": consensus, "raters": raters}

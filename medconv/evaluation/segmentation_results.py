@@ -56,10 +56,7 @@ def described(rows: Sequence[CaseRow], names: Sequence[str], selection: MetricSe
         for name, by_column in statistics_by_class.items()
     }
     # over cases first, then over classes: a rare class counts as much as a frequent one
-    mean = {}
-    for column in columns:
-        class_means = {name: per_class[name][column] for name in names}
-        mean[column] = metrics_dice.mean(class_means)
+    mean = {column: metrics_dice.mean(per_class[name][column] for name in names) for column in columns}
     return {"mean": mean, "per_class": per_class, "statistics": statistics_by_class, "cases": cases}
 
 
@@ -168,7 +165,9 @@ class LabelMapEvaluation:
             cells = _cells(per_class[name], values["dice"]["sd"])
             lines.append(f"{name:<{width}} {cells} {values['dice']['n']:>6}")
         lines.append(f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}")
-        spread = spread_text({row["case"]: metrics_dice.mean(row["dice"]) for row in self.result["cases"]})
+        spread = spread_text(
+            {row["case"]: metrics_dice.mean(row["dice"].values()) for row in self.result["cases"]}
+        )
         if spread:
             lines.append(f"Dice {spread}")
         volumes = [(name, row["volume_ml"], row["reference_volume_ml"]) for name, row in per_class.items()]

@@ -64,16 +64,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The folder's manifest; empty where there is none, or where it is damaged or of another version."""
     try:
         manifest = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-        assert isinstance(manifest["settings"], dict)
+        is_valid = isinstance(manifest["settings"], dict)
         cases = list(manifest["cases"].values())
-        assert all(0 < len(case["images"]) == len(case["stamps"]) for case in cases)
+        is_valid &= all(0 < len(case["images"]) == len(case["stamps"]) for case in cases)
         lists = [manifest["overwriting"], manifest.get("train_cases", [])]
         lists += [case["images"] for case in cases]
-        assert all(isinstance(names, list) for names in lists)
-        assert all(isinstance(name, str) for names in lists for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
+        is_valid &= all(isinstance(names, list) for names in lists)
+        is_valid &= all(isinstance(name, str) for names in lists for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    return manifest
+    return manifest if is_valid else {}
 
 
 def case_entry(images: Sequence[Path]) -> Entry:

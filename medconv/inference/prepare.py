@@ -17,7 +17,12 @@ from medconv.data.case_files import image_of
 from medconv.data.io.grids import canonical_spacing, check_same_grid
 from medconv.data.io.images import UNORIENTED, channel_doubts, lacks_orientation
 from medconv.data.io.raster import PIXEL_MM, is_picture
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, preprocess_image
+from medconv.data.preprocessing.preprocess import (
+    CropInfo,
+    PreprocessingConfig,
+    all_finite,
+    preprocess_image,
+)
 from medconv.data.preprocessing.value_bands import ADAPTING, advice, percentiles, row_text
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel
@@ -166,7 +171,6 @@ def _real(name: str, array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32)
 
 
-# Degrees, as in training's checks.
 # A spacing this many times below or above that of all training cases causes a warning.
 _FAR = 2.0
 # Mean over axes of how many times longer or shorter voxels are than all of training; then the header is
@@ -260,7 +264,7 @@ def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
         raise ValueError(
             f"{image.name}: the network is {dims}, the image has shape {shape}; expected {expected}"
         )
-    if not np.isfinite(image.voxels).all():
+    if not all_finite(image.voxels):
         raise ValueError(f"{image.name}: has voxels that are NaN or infinite, expected finite numbers")
     for member in members:
         # A header must not make an image huge or tiny; a spacing that somebody stated is used.
@@ -308,7 +312,8 @@ def _range_text(ranges: Sequence[tuple[float, float]]) -> str:
 def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo) -> list[str]:
     """What is unusual of an image that is used nevertheless."""
     warnings: list[str] = []
-    present = np.delete(image.voxels, image.case.missing_channels, axis=0)
+    missing = image.case.missing_channels
+    present = [channel for number, channel in enumerate(image.voxels) if number not in missing]
     if any(channel.min() == channel.max() for channel in present):
         warnings.append("a channel is constant")
     warnings += _value_warnings(image, members)

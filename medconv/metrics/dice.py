@@ -1,7 +1,7 @@
 """Dice of label maps in validation, and means that skip undefined classes; `segmentation` has all metrics."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -60,12 +60,12 @@ def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> ClassScores:
     """Mean of each class over the cases in which it is defined; None if there are none."""
     if not rows:
         return {}
-    return {name: mean({number: row[name] for number, row in enumerate(rows)}) for name in rows[0]}
+    return {name: mean(row[name] for row in rows) for name in rows[0]}
 
 
-def mean(row: Mapping[Any, float | None]) -> float | None:
-    """Mean over the defined classes; None if there are none."""
-    defined = [value for value in row.values() if value is not None]
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of the defined values; None if there are none."""
+    defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None
 
 

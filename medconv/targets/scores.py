@@ -161,13 +161,16 @@ class DiceScores(Scores):
     ) -> dict[str, float | None]:
         # over cases first, then over classes, as in `medconv evaluate`: a rare class counts as much
         per_class = metrics_dice.mean_per_class(list(rows.values()))
-        scores = {"cross_entropy": metrics_dice.mean(losses), "dice": metrics_dice.mean(per_class)}
+        scores = {
+            "cross_entropy": metrics_dice.mean(losses.values()),
+            "dice": metrics_dice.mean(per_class.values()),
+        }
         scores |= {f"dice/{name}": value for name, value in per_class.items()}
         return scores
 
     def summary(self, rows: Mapping[str, ClassScores]) -> dict[str, Any]:
         per_class = metrics_dice.mean_per_class(list(rows.values()))
-        return {"dice": metrics_dice.mean(per_class), "dice_per_class": per_class}
+        return {"dice": metrics_dice.mean(per_class.values()), "dice_per_class": per_class}
 
     def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         per_class = summary.get("val/dice_per_class") or {}
@@ -176,7 +179,7 @@ class DiceScores(Scores):
         return [*per_class.items(), ("mean foreground", summary.get("val/dice"))]
 
     def case_scores(self, rows: Mapping[str, ClassScores]) -> dict[str, float | None]:
-        return {case: metrics_dice.mean(row) for case, row in rows.items()}
+        return {case: metrics_dice.mean(row.values()) for case, row in rows.items()}
 
     def case_cells(self, row: ClassScores) -> dict[str, float | None]:
         return {f"dice/{name}": value for name, value in row.items()}
@@ -192,12 +195,11 @@ class DiceScores(Scores):
             case_values = [row[name] for row in rows]
             fold_values = [summary["dice_per_class"][name] for summary in summaries]
             per_class[name] = _over_cases(case_values, fold_values)
-        case_means = [metrics_dice.mean(row) for row in rows]
+        case_means = [metrics_dice.mean(row.values()) for row in rows]
         fold_means = [summary["dice"] for summary in summaries]
         mean = _over_cases(case_means, fold_means)
         # as `evaluate`: the mean over classes of the means over cases
-        class_means = {name: scores["dice"] for name, scores in per_class.items()}
-        mean["dice"] = metrics_dice.mean(class_means)
+        mean["dice"] = metrics_dice.mean(scores["dice"] for scores in per_class.values())
         table = np.array([[row[name] for name in per_class] for row in rows], float)
         defined = table[~np.isnan(table).all(1)]
         mean["low"], mean["high"] = interval_of_column_means(defined)
@@ -226,7 +228,7 @@ def _over_cases(case_values: Sequence[float | None], fold_values: Sequence[float
         "n": described["n"],
         "low": described["low"],
         "high": described["high"],
-        "mean_of_folds": describe(fold_values)["mean"],
+        "mean_of_folds": metrics_dice.mean(fold_values),
     }
 
 
@@ -270,7 +272,7 @@ class NamedScores(Scores):
         fold_means = [self.summary(fold) for fold in folds]
         statistics = {}
         for name in self.words:
-            mean_of_folds = describe([means.get(name) for means in fold_means])["mean"]
+            mean_of_folds = metrics_dice.mean(means.get(name) for means in fold_means)
             described = describe([of_case[name] for of_case in scores])
             statistics[name] = {**described, "mean_of_folds": mean_of_folds}
         return {"mean": self.means(rows), "per_class": {}, "statistics": statistics}

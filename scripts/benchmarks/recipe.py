@@ -218,10 +218,10 @@ def scored(entry: Entry, val: Sequence[Case], targets: SegmentationTargets) -> R
             cases[case] = dice.dice(read_label(folder / f"{case}.nii.gz")[0], read_label(label)[0], targets)
         first = [cases[case] for case in entry.job.val[: entry.job.score_cases]]
         per_class = mean_per_class(first)
-        scores = {"dice": mean(per_class), "dice_per_class": per_class, "cases": len(first)}
+        scores = {"dice": mean(per_class.values()), "dice_per_class": per_class, "cases": len(first)}
         curve.append({"seconds": snapshot["seconds"], "steps": snapshot["steps"], **scores})
     per_class = mean_per_class(list(cases.values()))
-    result = {"dice": mean(per_class), "dice_per_class": per_class, "cases": cases, "curve": curve}
+    result = {"dice": mean(per_class.values()), "dice_per_class": per_class, "cases": cases, "curve": curve}
     return {"about": content["about"], "git_commit": git_commit(), "conditions": conditions(), **result}
 
 

@@ -153,5 +153,5 @@ def _dice(predict: Predictor, case: Case, shift: Callable[[Pair], Pair]) -> floa
     assert isinstance(targets, SegmentationTargets)
     answer = predict(np.ascontiguousarray(moved, np.float32), affine=np.array(grid.affine))
     # a class that neither has is undefined; an image without any counts as right
-    score = mean(targets.dice(answer, reference))
+    score = mean(targets.dice(answer, reference).values())
     return 1.0 if score is None else score

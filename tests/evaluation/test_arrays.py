@@ -63,6 +63,11 @@ def test_errors_name_the_case(prediction, spacing_mm, error):
         arrays.evaluate({"a": prediction}, {"a": label_of(3)}, spacing_mm, ("background", "organ"))
 
 
+def test_an_error_names_the_case_where_no_classes_are_given():
+    with pytest.raises(ValueError, match="prediction of case a: expected label values that are integers"):
+        arrays.evaluate({"a": label_of(1) * np.nan}, {"a": label_of(1)}, SPACING_MM)
+
+
 @pytest.mark.parametrize("targets", ["organ", {"background": 0, "organ": 1}])
 def test_names_of_classes_are_a_list(targets):
     with pytest.raises(ValueError, match="targets must be a list of names, from the background on, got "):

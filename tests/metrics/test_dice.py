@@ -54,9 +54,9 @@ def test_mean_per_class_skips_undefined_cases():
 
 
 def test_mean_skips_undefined_classes():
-    assert mean({"a": 0.5, "b": None, "c": 0.0}) == 0.25
-    assert mean({"a": None}) is None
-    assert mean({}) is None
+    assert mean([0.5, None, 0.0]) == 0.25
+    assert mean([None]) is None
+    assert mean([]) is None
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

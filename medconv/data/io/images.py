@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 from types import ModuleType
 
@@ -394,15 +395,15 @@ def shape_and_affine(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
 
 
 def num_channels(path: Path) -> int:
-    """Channels of an image file; for a picture from its header.
+    """Channels of an image file, from its header.
 
     Raises:
         ValueError: as `read_array`.
     """
     if raster.is_picture(path):
         return raster.channels(path)
-    image, _ = read_image([path])
-    return len(image)
+    shape, _ = shape_and_affine(path)
+    return prod(shape[3:])  # volumes have the channels last
 
 
 def format_of(path: Path) -> ImageFormat:

@@ -175,6 +175,11 @@ def _full_box(image: np.ndarray) -> Box:
     return tuple(slice(0, voxels) for voxels in image.shape[1:])
 
 
+def all_finite(image: np.ndarray) -> bool:
+    """Plane by plane, since the answers for a whole CT are 80 MB. Shape: (channels, *spatial)."""
+    return all(np.isfinite(plane).all() for channel in image for plane in channel)
+
+
 def preprocess_image(
     image: np.ndarray, grid: Grid, config: PreprocessingConfig, missing_channels: Sequence[int] = ()
 ) -> tuple[np.ndarray, CropInfo]:
@@ -334,9 +339,7 @@ def preprocess_case(
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         labelled = native_label if ignore is None else native_label[native_label != ignore]
         highest_label = labelled.max(initial=0) if draw is None else -1
-    # Plane by plane, since the answers for a whole CT are 80 MB.
-    is_finite = all(np.isfinite(plane).all() for channel in native for plane in channel)
-    if not is_finite or highest_label >= num_classes:
+    if not all_finite(native) or highest_label >= num_classes:
         raise ValueError(
             f"case {case.id}: its files were replaced after the check, and are invalid; start again"
         )

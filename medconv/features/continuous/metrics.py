@@ -8,7 +8,7 @@ import torch
 from monai.metrics.regression import compute_ssim_and_cs
 from torch import Tensor
 
-from medconv.metrics.statistics import describe
+from medconv.metrics.dice import mean
 
 METRICS = {"psnr": "PSNR (dB)", "ssim": "SSIM", "mae": "mean absolute error"}  # with their words
 Row = dict[str, float | None]  # metric to its value; None: undefined
@@ -71,4 +71,4 @@ def ssim_of_windows(image: Tensor, reference: Tensor, data_range: float | Tensor
 
 def means(rows: Collection[Row]) -> Row:
     """The mean of each metric over the cases that have it."""
-    return {name: describe([row[name] for row in rows])["mean"] for name in METRICS}
+    return {name: mean(row[name] for row in rows) for name in METRICS}

@@ -112,7 +112,7 @@ def _score_of_mean(members: Sequence[Member], config: RunConfig, trusted: Sequen
             case.id: _dice(predictor, case)
             for case in track(cases, f"validating the mean of {len(members)} members")
         }
-    return metrics_dice.mean(metrics_dice.mean_per_class(list(rows.values())))
+    return metrics_dice.mean(metrics_dice.mean_per_class(list(rows.values())).values())
 
 
 def _dice(predictor: Predictor, case: Case) -> dict[str, float | None]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.encoder import as_encoder
 from medconv.features.image_level.metrics import Columns
+from medconv.metrics.dice import mean
 from medconv.metrics.segmentation import MetricValues
-from medconv.metrics.statistics import describe
 from medconv.targets.base import Family, Targets, finite_number, names_of
 from medconv.targets.scores import NamedScore, Scores
 from medconv.utils.errors import ArgumentError
@@ -361,8 +361,7 @@ class TableScores(Scores):
         summaries = [self.summary(fold) for fold in folds if fold]  # none has a known value in some
         means = {}
         for name in self.targets.metric_names:
-            fold_values = [summary[name] for summary in summaries]
-            means[name] = describe(fold_values)["mean"]
+            means[name] = mean(summary[name] for summary in summaries)
         outputs, truth = self.targets.arrays(rows)
         return {**self.of_cases(outputs, truth), "mean_of_folds": means}
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from medconv.metrics import lesions
-from medconv.metrics.statistics import describe
+from medconv.metrics.dice import mean
 
 Row = dict[str, Any]
 THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
@@ -64,7 +64,7 @@ def means_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scores = [scores_of(row) for row in rows]
     means: dict[str, Any] = {}
     for name in scores[0] if scores else ():
-        means[name] = describe([of_case[name] for of_case in scores])["mean"]
+        means[name] = mean(of_case[name] for of_case in scores)
     numbers = [(row["reference"] + row["predicted"], row["matched"]) for row in rows]
     numbers = [(num_objects, matched) for num_objects, matched in numbers if num_objects]
     precisions = [np.array(matched) / (num_objects - np.array(matched)) for num_objects, matched in numbers]

@@ -10,7 +10,7 @@ import numpy as np
 
 from medconv.features.instances.matching import means_of, row_of, scores_of
 from medconv.features.instances.objects import BORDER, INTERIOR, classes_of, doubts_of, objects_of
-from medconv.metrics.statistics import describe
+from medconv.metrics.dice import mean
 from medconv.targets.base import Family
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.scores import DiceScores, MonitoredMetric, NamedScores
@@ -85,7 +85,7 @@ class InstanceScores(NamedScores, DiceScores):
     def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
         summary = self.summary(rows)
         counts = {name: summary[name] for name in _COUNTS}
-        cross_entropy = describe(list(losses.values()))["mean"]
+        cross_entropy = mean(losses.values())
         return {"cross_entropy": cross_entropy, **super().logged(rows, losses), **counts}
 
     def case_scores(self, rows: Mapping[str, Any]) -> dict[str, float | None]:

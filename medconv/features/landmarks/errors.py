@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.metrics.statistics import describe
+from medconv.metrics.dice import mean
 
 NEAR_MM = 2.0
 WORDS = {
@@ -44,11 +44,11 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     is_wrong = [point["is_found"] for point in points if not point["is_there"]]
     names = rows[0] if rows else ()
     return {
-        "mre": describe([point["error_mm"] for point in points])["mean"],
+        "mre": mean(point["error_mm"] for point in points),
         "within_2mm": float(np.mean(is_near)) if there else None,
         "missed": float(np.mean([not point["is_found"] for point in there])) if there else None,
         "wrong": float(np.mean(is_wrong)) if is_wrong else None,
-        "mre_per_point": {name: describe([row[name]["error_mm"] for row in rows])["mean"] for name in names},
+        "mre_per_point": {name: mean(row[name]["error_mm"] for row in rows) for name in names},
     }
 
 

@@ -57,7 +57,7 @@ def agreement(
         voxels = [np.isin(label, values).sum() for label in label_maps]
         volumes = describe([count * voxel_mm3 * _ML for count in voxels])
         classes[name] = {
-            "dice": mean(dict(enumerate(scores))),
+            "dice": mean(scores),
             "lowest_dice": min(scores, default=None),
             "volume_ml": volumes["mean"],
             "volume_sd_ml": volumes["sd"],

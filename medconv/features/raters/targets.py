@@ -118,7 +118,7 @@ class SoftScores(DiceScores):
                 rater_dice.append(None)
                 continue
             scores = self.targets.dice(case.prediction, label_map, case.annotated)
-            rater_dice.append(metrics_dice.mean(scores))
+            rater_dice.append(metrics_dice.mean(scores.values()))
         annotated = [True] * self.targets.num_outputs if case.annotated is None else case.annotated
         assert case.logits is not None
         calibration = self._calibration(case.logits, case.label, annotated)
@@ -161,10 +161,10 @@ class SoftScores(DiceScores):
         scores = super().summary(self._dice_rows(rows))
         for name in ("brier", "calibration_error"):
             per_class = metrics_dice.mean_per_class([self._by_class(row[name]) for row in rows.values()])
-            scores[name] = metrics_dice.mean(per_class)
+            scores[name] = metrics_dice.mean(per_class.values())
         # Each row has a place for every rater, and none where labels are probabilities
         by_rater = zip(*(row["rater_dice"] for row in rows.values()), strict=True)
-        scores["rater_dice"] = [metrics_dice.mean(dict(enumerate(column))) for column in by_rater]
+        scores["rater_dice"] = [metrics_dice.mean(column) for column in by_rater]
         return scores
 
     def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:

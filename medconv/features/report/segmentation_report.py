@@ -132,7 +132,7 @@ def _worst_cases(
     """The cases of the lowest mean Dice, for the template."""
     scored = []
     for row in result["cases"]:
-        dice = mean(row["dice"])
+        dice = mean(row["dice"].values())
         if dice is not None:
             scored.append((dice, row["case"], row))
     scored.sort(key=lambda entry: entry[:2])  # equal Dice: by case id

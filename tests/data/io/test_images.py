@@ -11,7 +11,7 @@ from helpers import formats
 from helpers.formats import assert_error_names, set_fields
 from helpers.volumes import AFFINE, SHAPE, image_array, label_array, save, save_raw
 
-from medconv.data.io.images import in_folder, read_array, read_image, read_label, stamp, stem
+from medconv.data.io.images import in_folder, num_channels, read_array, read_image, read_label, stamp, stem
 from medconv.data.io.writing import write_channels, write_label
 
 
@@ -50,7 +50,7 @@ def test_each_format_gives_the_voxels_and_grid_of_nifti(tmp_path, kind, channels
     image, grid = read_image([path])
     np.testing.assert_array_equal(image, nifti)
     assert grid.shape == nifti_grid.shape and grid.corner_distance(nifti_grid) < 1e-4
-    assert stem(path) == "a"
+    assert stem(path) == "a" and num_channels(path) == channels
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -73,7 +73,7 @@ def _add_input_and_output(group: Group) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="an image, a folder of images or DICOM, or a list (.txt or .json)",
+        help="an image, a folder of images or DICOM, a pattern with {id}, or a list (.txt, .json or .csv)",
     )
     group.add_argument(
         "--output",
@@ -115,7 +115,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     if options.source_spacing_mm:
-        check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
+        check_source_spacing(options.source_spacing_mm)
     check_source(options.input, "--input")
     _check_folders(options.input, options.output)
     # What features add by the options that are given.

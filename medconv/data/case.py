@@ -90,8 +90,13 @@ class Grid:
             axes[:, 0] = (0, 1, 2) if first_axis < second_axis else (1, 0, 2)
         return axes
 
-    def with_spacing_mm(self, spacing_mm: Sequence[float]) -> Grid:
-        """The grid with another spacing.
+    @classmethod
+    def from_plain(cls, content: Mapping[str, Any]) -> Grid:
+        """From what `asdict` gave, with lists in place of tuples, as JSON has it."""
+        return cls(tuple(content["shape"]), tuple(map(tuple, content["affine"])))
+
+    def with_spacing_mm(self, spacing_mm: Sequence[float] | None) -> Grid:
+        """The grid with another spacing; None: its own.
 
         Orientation and centre stay, so two grids that differ only in the order of their axes still do so
         afterwards.
@@ -102,6 +107,8 @@ class Grid:
         Raises:
             ValueError: the wrong count of numbers.
         """
+        if spacing_mm is None:
+            return self
         is_slice = self.shape[2] == 1
         if len(spacing_mm) != (2 if is_slice else 3):
             expected = "two numbers for one slice" if is_slice else "three numbers for a volume"
@@ -236,23 +243,16 @@ class Dataset:
             )
         if isinstance(self.targets, SegmentationTargets):
             names_of(self.class_names)  # else the layout's names are wrong
-            given = [name for name, value in settings.items() if value is not None]
-            if not given:
-                return self
-            if not self.targets.answers_classes:
-                raise ArgumentError(
-                    given[0],
-                    f" is for label maps of classes, but this dataset has {self.targets.kind} targets",
-                )
-            names, targets = override(self.class_names, self.targets, **settings)
-            dataset = replace(self, class_names=names, targets=targets)
-            return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset
-        for name, value in settings.items():
-            if value is not None:
-                raise ArgumentError(
-                    name, f" is for label maps, but this dataset has {self.targets.kind} targets"
-                )
-        return self
+        given = [name for name, value in settings.items() if value is not None]
+        if not given:
+            return self
+        if not (isinstance(self.targets, SegmentationTargets) and self.targets.answers_classes):
+            raise ArgumentError(
+                given[0], f" is for label maps of classes, but this dataset has {self.targets.kind} targets"
+            )
+        names, targets = override(self.class_names, self.targets, **settings)
+        dataset = replace(self, class_names=names, targets=targets)
+        return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset
 
     def _with_one_ignored_value(self, targets: SegmentationTargets) -> Dataset:
         """The dataset whose cases relabel all ignored values to `targets.ignore`."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from medconv.data.case import Case, Grid
+from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_image, read_label
 
 
@@ -17,9 +18,7 @@ def image_of(case: Case) -> tuple[np.ndarray, Grid]:
     image, grid = read_image(case.images)
     for channel in case.missing_channels:  # in ascending order
         image = np.insert(image, channel, 0, axis=0)
-    if case.source_spacing_mm is not None:
-        grid = grid.with_spacing_mm(case.source_spacing_mm)
-    return image, grid
+    return image, grid.with_spacing_mm(case.source_spacing_mm)
 
 
 def label_of(case: Case) -> tuple[np.ndarray, Grid]:
@@ -35,6 +34,15 @@ def label_of(case: Case) -> tuple[np.ndarray, Grid]:
     if case.soft_label is not None:
         return case.soft_label.label_map(case)
     label, grid = read_label(case.label, case.images[0], case.relabel)
-    if case.source_spacing_mm is not None:
-        grid = grid.with_spacing_mm(case.source_spacing_mm)
-    return label, grid
+    return label, grid.with_spacing_mm(case.source_spacing_mm)
+
+
+def label_on(case: Case, grid: Grid) -> np.ndarray:
+    """`label_of` a case in the order of axes of its image. Args: grid: of the image.
+
+    Raises:
+        ValueError: as `label_of`, or another grid.
+    """
+    label, label_grid = label_of(case)
+    assert case.label is not None  # as `label_of` has checked
+    return on_grid(label, case.images[0], grid, case.label, label_grid)

@@ -1,4 +1,4 @@
-"""Left and right: pairs of classes that swap under mirroring, and warnings for names that look like pairs."""
+"""Left and right: their axis, classes that swap under mirroring, and warnings for names that look so."""
 
 import difflib
 import logging
@@ -16,6 +16,11 @@ _LEFT = {"right": "left", "r": "l", "rh": "lh", "rt": "lt"}  # words for right t
 _WORD = re.compile(r"left|right|[a-z]+?(?=left|right)|[a-z]+|\d+")
 
 log = logging.getLogger(__name__)
+
+
+def left_right_axis(slice_axis: int | None) -> int | None:
+    """The axis of the network input from left to right: the first; None for sagittal slices."""
+    return None if slice_axis == 0 else 0
 
 
 def flip_label_pairs(

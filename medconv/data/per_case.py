@@ -38,12 +38,11 @@ def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
     return replace(dataset, cases=tuple(cases))
 
 
-def check_source_spacing(setting: Any, name: str = "source_spacing_mm") -> None:
+def check_source_spacing(setting: Any) -> None:
     """Check a spacing that is stated in place of that of the headers.
 
     Args:
         setting: mm along right, anterior, superior, or {pattern: mm}.
-        name: argument that states it, for messages.
 
     Raises:
         ArgumentError: neither two or three positive numbers nor a mapping of patterns to such numbers.
@@ -51,7 +50,7 @@ def check_source_spacing(setting: Any, name: str = "source_spacing_mm") -> None:
     spacings = setting.values() if isinstance(setting, Mapping) else [setting]
     if not all(_is_spacing(spacing) for spacing in spacings):
         expected = "positive numbers of mm (right, anterior, superior), or {PATTERN: [...]} of case ids"
-        raise ArgumentError(name, f"={setting}: expected {expected}")
+        raise ArgumentError("source_spacing_mm", f"={setting}: expected {expected}")
 
 
 def source_spacing(setting: Any, case_id: str) -> tuple[float, ...] | None:
@@ -148,7 +147,7 @@ def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tup
                 )
 
 
-def with_missing_channels(dataset: Dataset, setting: str) -> Dataset:
+def with_missing_channels(dataset: Dataset) -> Dataset:
     """The dataset without the errors of cases that lack channels, if they may.
 
     Raises:
@@ -158,7 +157,7 @@ def with_missing_channels(dataset: Dataset, setting: str) -> Dataset:
     for channel, name in enumerate(dataset.modalities):
         num_cases = sum(channel in case.missing_channels for case in lacking)
         if num_cases == len(dataset.cases):
-            raise ArgumentError("missing", f"={setting}: no case has the channel {name}")
+            raise ArgumentError("missing", f"=allow: no case has the channel {name}")
         if num_cases:
             log.info("data: %d of %d cases lack %s (missing=allow)", num_cases, len(dataset.cases), name)
     ids = {case.id for case in lacking}

@@ -365,6 +365,6 @@ def _check_ids(case_ids: Any, location: str) -> None:
     repeated = sorted(case_id for case_id, count in Counter(case_ids).items() if count > 1)
     if repeated:
         raise ValueError(
-            f"{location} has cases twice: {', '.join(repeated[:20])}; "
+            f"{location} has cases twice: {some(repeated, _MAX_NAMED)}; "
             "case_weights draws some cases more often"
         )

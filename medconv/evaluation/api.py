@@ -129,13 +129,12 @@ def _of_files(
     chosen = (settings["tolerance_mm"], settings["selection"]) != (_tolerances(1.0), MetricSelection())
     of_label_maps = ", lesion_iou, centreline and raters are for label maps of classes, not for "
     own = own_evaluation(predictions)
+    is_table = references.suffix == ".csv"
+    if (own or is_table) and (raters or consensus or chosen):
+        raise ArgumentError("tolerance_mm", of_label_maps, str(predictions) if own else "a table")
     if own:
-        if raters or consensus or chosen:
-            raise ArgumentError("tolerance_mm", of_label_maps, str(predictions))
         return ScoreTable.of(own(predictions, references, workers=settings["workers"]))
-    if references.suffix == ".csv":
-        if raters or consensus or chosen:
-            raise ArgumentError("tolerance_mm", of_label_maps, "a table")
+    if is_table:
         return ScoreTable.of(of_table(predictions, references))
     evaluation = segmentation.evaluate(
         predictions, references, raters=raters, consensus=consensus, **settings

@@ -62,14 +62,6 @@ def agreed_spacing(predictions: Sequence[Path], cases: Collection[str]) -> list[
     return agreed
 
 
-def stated_grid(grid: Grid, stated: Any, case: str) -> Grid:
-    """The grid with the stated spacing."""
-    if stated is None:
-        return grid
-    spacing_mm = source_spacing(stated, case)
-    return grid if spacing_mm is None else grid.with_spacing_mm(spacing_mm)
-
-
 @dataclass(frozen=True)
 class LabelMaps:
     """Predictions of one network, or references.
@@ -141,7 +133,7 @@ class CaseMeasurement:
         scores = measure(
             prediction,
             reference,
-            stated_grid(grid, self.stated_spacing, case),
+            grid.with_spacing_mm(source_spacing(self.stated_spacing, case)),
             targets,
             tolerance_mm=labels.tolerance_of(self.settings.tolerances, targets.names),
             selection=self.settings.selection,

@@ -10,7 +10,7 @@ import numpy as np
 
 from medconv.data.datasets import dataset_json
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.patterns import files_of, is_pattern
+from medconv.data.datasets.patterns import files_of
 from medconv.data.io.formats import choice_of, structures_of, without_structures
 from medconv.data.io.images import in_folder
 from medconv.inference import output
@@ -19,34 +19,22 @@ from medconv.metrics.dice import value_counts
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.errors import ArgumentError
+from medconv.utils.errors import ArgumentError, explained
 from medconv.utils.logging import some
 
-_MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
 _DEFAULT_TOLERANCE_MM = 1.0
-
-
-def case_files(path: Path, argument: str) -> dict[str, Path]:
-    """Case id to its file, from a folder of images or from a pattern with `{id}`.
-
-    Raises:
-        ValueError: no such folder, or no file.
-    """
-    if is_pattern(path):
-        return files_of(path, argument)
-    return in_folder(path, argument)
 
 
 def reference_files(
     references: Path,
     prediction_sets: Sequence[Collection[str]],
-    find: Callable[[Path, str], dict[str, Path]] = case_files,
+    find: Callable[[Path, str], dict[str, Path]] = files_of,
 ) -> dict[str, Path]:
     """Case id to its reference.
 
     Args:
         prediction_sets: the cases of each folder of predictions.
-        find: as `case_files`.
+        find: as `patterns.files_of`.
     Raises: ValueError: as `find`, or predictions without a reference.
     """
     files = find(references, "references")
@@ -63,18 +51,24 @@ def reference_files(
     return files
 
 
-def targets_of(predictions: Path, references: Path) -> SegmentationTargets | None:
-    """From the manifest beside the predictions, else from the references' dataset.json; None: neither exists.
-
-    Raises:
-        ValueError: such a file without the classes, or both, and one class has other values there; names it.
-    """
-    return _agreed(_of_manifest(predictions), predictions, references)
-
-
 def _of_manifest(predictions: Path) -> SegmentationTargets | None:
-    manifest_path = predictions / MANIFEST
-    return _from_manifest(manifest_path) if manifest_path.is_file() else None
+    """Raises: ValueError: a manifest without the classes."""
+    path = predictions / MANIFEST
+    if not path.is_file():
+        return None
+    expected = (
+        f"{path}: expected a JSON object whose `class_names` is a list of names, or whose `targets` says "
+        "what each name stands for; without this file the classes are taken from dataset.json, or numbered"
+    )
+    with explained(expected, OSError, ValueError, KeyError, TypeError):
+        content: Any = read_json(path)
+        if "targets" in content:
+            targets = SegmentationTargets.from_plain(content["targets"]).of_answers
+        else:  # names alone, which a person may have written
+            targets = LabelMapTargets.of_classes(names_of(content["class_names"]))
+        if not targets.names:
+            raise ValueError("no class")
+    return targets
 
 
 def _agreed(
@@ -111,10 +105,12 @@ def _of_references(references: Path) -> SegmentationTargets | None:
 
 
 def agreed_targets(predictions: Sequence[Path], references: Path) -> SegmentationTargets | None:
-    """`targets_of` several folders of predictions; one without a manifest takes that of the others.
+    """The targets of folders of predictions by the manifests beside them, else by the references'
+    dataset.json; None: neither exists. A folder without a manifest takes those of the others.
 
     Raises:
-        ValueError: their classes differ, or as `targets_of`.
+        ValueError: their classes differ, such a file without the classes, or one class has other values in
+            both; names it.
     """
     agreed: SegmentationTargets | None = None
     first_folder = predictions[0]
@@ -277,8 +273,6 @@ def recorded_images(predictions: Path) -> dict[str, Path]:
     """Case to its (first) image, from the manifest beside the predictions, if that file still exists."""
     manifest_path = predictions / MANIFEST
     try:
-        if manifest_path.stat().st_size > _MAX_BYTES:
-            return {}
         cases = read_json(manifest_path)["cases"]
         images = {}
         for case, entry in cases.items():
@@ -296,31 +290,6 @@ def train_cases(predictions: Path, cases: Collection[str]) -> list[str]:
     return [case for case in cases if case in trained]
 
 
-def _from_manifest(path: Path) -> SegmentationTargets:
-    try:
-        targets = _manifest_targets(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: expected a JSON object whose `class_names` is a list of names, or whose `targets` "
-            "says what each name stands for; without this file the classes are taken from dataset.json, or "
-            "numbered"
-        ) from error
-    return targets
-
-
-def _manifest_targets(path: Path) -> SegmentationTargets:
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError("too large")
-    content: Any = read_json(path)
-    if "targets" in content:
-        targets = SegmentationTargets.from_plain(content["targets"]).of_answers
-    else:  # names alone, which a person may have written
-        targets = LabelMapTargets.of_classes(names_of(content["class_names"]))
-    if not targets.names:
-        raise ValueError("no class")
-    return targets
-
-
 def images_of(
     predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]
 ) -> dict[str, Path]:
@@ -333,7 +302,7 @@ def images_of(
         ValueError: `folder` holds no image of these cases.
     """
     if folder is not None:
-        images = _images_of_cases(case_files(folder, "images"), cases)
+        images = _images_of_cases(files_of(folder, "images"), cases)
         if not images:
             raise ArgumentError("images", f" {folder}: no image of any case there, such as {cases[0]}.nii.gz")
         return images

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid, Relabel
+from medconv.data.datasets.patterns import files_of
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import relabels
@@ -91,7 +92,7 @@ def raters_of(
     files: dict[str, dict[str, Path]] = {}
     known = [{case: file.resolve() for case, file in references.items()}]
     for path in paths:
-        of_rater = labels.case_files(path, "raters")
+        of_rater = files_of(path, "raters")
         known.append({case: file.resolve() for case, file in of_rater.items()})
         if known[-1] in known[:-1]:
             raise ArgumentError("raters", f" {path}: given twice, or the references themselves")

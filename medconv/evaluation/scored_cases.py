@@ -10,7 +10,7 @@ import numpy as np
 
 from medconv.data.case import Grid
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.patterns import home
+from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.grids import on_grid, rounding_doubts
 from medconv.evaluation import labels
 from medconv.evaluation.case_measurement import measure_cases
@@ -46,8 +46,8 @@ class ScoredCases:
 
     @staticmethod
     def find(path: Path, argument: str) -> dict[str, Path]:
-        """Case id to its prediction or reference. Raises: ValueError: as `labels.case_files`."""
-        return labels.case_files(path, argument)
+        """Case id to its prediction or reference. Raises: ValueError: as `files_of`."""
+        return files_of(path, argument)
 
     @staticmethod
     def read(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
+from medconv.data.datasets.patterns import files_of
 from medconv.data.io.label_values import relabels
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, segmentation_results
@@ -15,7 +16,6 @@ from medconv.evaluation.case_measurement import (
     Settings,
     agreed_spacing,
     measure_cases,
-    stated_spacing,
 )
 from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import CaseRow, LabelMapEvaluation, columns_of
@@ -53,9 +53,9 @@ def evaluate(
             be measured; names all.
     """
     # The files of each case, and what their label values mean.
-    prediction_sets = [LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
+    prediction_sets = [LabelMaps(predictions, files_of(predictions, "predictions"))]
     if compare:
-        prediction_sets.append(LabelMaps(compare, labels.case_files(compare, "compare")))
+        prediction_sets.append(LabelMaps(compare, files_of(compare, "compare")))
     reference_set = LabelMaps(
         references, labels.reference_files(references, [maps.files for maps in prediction_sets])
     )
@@ -72,8 +72,7 @@ def evaluate(
     # What can fail is checked before the work, not after it.
     if targets:
         labels.check_tolerances(settings.tolerances, targets.names)
-        for value in (targets.ignore, *targets.also_ignored):
-            check_ignored(value, reference_files.values())
+        check_ignored((targets.ignore, *targets.also_ignored), reference_files.values())
     # Masks of 0 and 255 are read as labels 0 and 1, and files that name their values by name.
     reference_set = replace(reference_set, files=reference_files)
     reference_set, *prediction_sets = [
@@ -82,7 +81,13 @@ def evaluate(
     ]
     first = prediction_sets[0]
     image_files = labels.images_of(first.folder, reference_set.folder, images, list(first.files))
-    rows_of_sets = _measure_sets(prediction_sets, reference_set, targets, settings, workers)
+    spacings = agreed_spacing(
+        [maps.folder for maps in prediction_sets], {case for maps in prediction_sets for case in maps.files}
+    )
+    rows_of_sets = []
+    for maps, spacing in zip(prediction_sets, spacings, strict=True):
+        measurement = CaseMeasurement(maps, reference_set, targets, settings, spacing)
+        rows_of_sets.append(measure_cases(maps.files, measurement.row, workers))
     # Where no file declares classes, they are the label values that the cases turn out to have.
     if targets is None:
         targets = labels.numbered({value for rows in rows_of_sets for row in rows for value in row["dice"]})
@@ -95,26 +100,8 @@ def evaluate(
         result=_result(prediction_sets, reference_set, rows_of_sets, targets, settings),
         files=files,
         images=image_files,
-        states_spacing=any(stated_spacing(maps.folder) is not None for maps in prediction_sets),
+        states_spacing=spacings[0] is not None,
     )
-
-
-def _measure_sets(
-    prediction_sets: Sequence[LabelMaps],
-    references: LabelMaps,
-    targets: SegmentationTargets | None,
-    settings: Settings,
-    workers: int,
-) -> list[list[CaseRow]]:
-    """A row per case, for each set of predictions."""
-    folders = [predictions.folder for predictions in prediction_sets]
-    cases = {case for predictions in prediction_sets for case in predictions.files}
-    # the same reference is measured with one spacing in both sets
-    rows_of_sets = []
-    for predictions, spacing in zip(prediction_sets, agreed_spacing(folders, cases), strict=True):
-        measurement = CaseMeasurement(predictions, references, targets, settings, spacing)
-        rows_of_sets.append(measure_cases(predictions.files, measurement.row, workers))
-    return rows_of_sets
 
 
 def _drop_not_annotated(

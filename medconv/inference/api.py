@@ -1,7 +1,6 @@
 """Prediction from Python: `medconv.load`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from medconv.inference.predict import usable_device
@@ -41,20 +40,13 @@ def load(
     Source:
         Means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
-    device = usable_device(device)
-    predictor = Predictor.load(
+    return Predictor.load(
         checkpoints,
-        device,
+        usable_device(device),
         trusted,
         mirror_axes=mirror_axes,
         overlap=overlap,
         sw_batch_size=sw_batch_size,
         source_spacing_mm=source_spacing_mm,
+        progress=progress,
     )
-    if not progress:
-        return predictor
-    members = []
-    for member in predictor.members:
-        window = replace(member.window, progress=True)
-        members.append(replace(member, window=window))
-    return Predictor(members, device, batch_size=sw_batch_size)

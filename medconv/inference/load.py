@@ -23,12 +23,11 @@ from medconv.config import trusted as config_trusted
 from medconv.config.instantiate import add_package, check_named
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
-from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.datasets import patterns
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.value_bands import Band
-from medconv.inference.sliding_window import SlidingWindow, usable_axes, window_of
+from medconv.inference.sliding_window import SlidingWindow, training_axes, usable_axes, window_of
 from medconv.models.build import build_network, check_folding, has_own_layers
 from medconv.models.outputs import full_resolution
 from medconv.performance import switches
@@ -212,7 +211,7 @@ def _loaded(
     derived, perf = config.derived, config.perf
     # Axes of flips: asked before folding, which removes the layers that tell them.
     equivariant_axes = mirror_axes_of(trained)
-    seen_axes = mirrored_axes(config.augmentation.get("mirror_axes") or (), derived.spatial_dims)
+    seen_axes = training_axes(config.augmentation, derived.spatial_dims)
     # An argument of the caller, or a key of the config.
     names = configs.arguments_as_keys("task") if mirror_axes is None else nullcontext()
     with names:

@@ -359,8 +359,6 @@ class Output(ABC):
 
 PROBABILITIES = "probabilities"
 _VOLUME = ".nii.gz"
-# Beside the label maps, with the suffix of their files.
-_FOLDERS = {PROBABILITIES: _VOLUME}
 # A temporary file of `atomic_io.replacing`, left by a killed process.
 _PARTIAL = re.compile(r"\.\d+\..*")
 
@@ -388,7 +386,7 @@ class OutputDir(Output):
         super().__init__(path, settings, about)
         self.logit_folder = path if probabilities else None
         # Also those of options that are not given now: what they wrote of a replaced case goes, too.
-        self._folders = dict(_FOLDERS)
+        self._folders = {PROBABILITIES: _VOLUME}  # beside the label maps: suffix of their files
         for option in doors.mapping(doors.PREDICT_OPTIONS).values():
             self._folders |= option["folders"]
         # Of label maps; `open` chooses it by the cases.

@@ -41,7 +41,7 @@ from medconv.utils import signals
 from medconv.utils.atomic_io import NO_ROOM
 from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
-from medconv.utils.errors import ArgumentError, first_line
+from medconv.utils.errors import ArgumentError, first_line, with_class
 from medconv.utils.hardware import keep_freed_memory, out_of_memory, total_memory
 from medconv.utils.logging import size_text, some
 from medconv.utils.progress import counting
@@ -287,9 +287,7 @@ def reason(error: Exception) -> str:
     """Why a case failed, on one line; the traceback of an unexpected error goes to the log."""
     if isinstance(error, ValueError):
         return str(error)
-    lines = str(error).strip().splitlines()
-    first_line = lines[0] if lines else ""
-    text = f"{type(error).__name__}: {first_line}"
+    text = with_class(error)
     if out_of_memory(error):
         return f"out of memory ({text}); try sw_batch_size=1, the CPU as the device, or fewer workers"
     log.error("%s", "".join(traceback.format_exception(error)))
@@ -385,15 +383,14 @@ def fitting_workers(
         if largest.total(workers) < FITS_ANYWHERE:
             return workers
         available = total_memory()
-    machine = available
-    usable = _USABLE * machine
+    usable = _USABLE * available
     # Slower, rather than killed by the system.
     fitting = workers
     while fitting > 1 and largest.total(fitting) > usable:
         fitting -= 1
     if fitting < workers or largest.total(fitting) > _WORTH_SAYING:
         fewer = f", instead of {workers}" if fitting < workers else ""
-        too_large = f"; this machine has {machine / 2**30:.1f} GB, and may kill the process"
+        too_large = f"; this machine has {available / 2**30:.1f} GB, and may kill the process"
         is_too_large = largest.total(fitting) > usable
         log.log(
             logging.WARNING if is_too_large else logging.INFO,
@@ -414,8 +411,7 @@ def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool) -> Need
         shape, affine = shape_and_affine(case.images[0])
         check_memory(case.images[0], shape)
         grid = Grid.of(shape, affine)
-        stated_mm = source_spacing(members[0].source_spacing_mm, case.id)
-        grid = grid if stated_mm is None else grid.with_spacing_mm(stated_mm)
+        grid = grid.with_spacing_mm(source_spacing(members[0].source_spacing_mm, case.id))
     except (ValueError, OSError):
         return None
     spacing_mm = canonical_spacing(grid, members[0].preprocessing.reorients)

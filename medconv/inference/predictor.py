@@ -106,7 +106,7 @@ class Predictor:
         if own_forward:
             self.forward = own_forward(members, device, batch_size)
         else:
-            self.forward = LabelMapForward(members, device, extras)
+            self.forward = LabelMapForward(members, device, extras=extras)
 
     @classmethod
     def load(
@@ -119,6 +119,7 @@ class Predictor:
         overlap: float | None = None,
         sw_batch_size: int | None = None,
         source_spacing_mm: Sequence[float] | None = None,
+        progress: bool = False,
         extras: Sequence[Extra] = (),
     ) -> Predictor:
         """From checkpoints; None keeps what each was validated with.
@@ -133,6 +134,7 @@ class Predictor:
             sw_batch_size: windows, or whole images, in one forward pass.
             source_spacing_mm: of the images, right, anterior, superior, in place of their headers'; without
                 numbers, their headers'.
+            progress: a bar counts the windows of each image.
             extras: as of the class.
         Raises:
             ArgumentError: a value that is out of range, or axes along which a network never saw mirrored
@@ -150,10 +152,11 @@ class Predictor:
         # What is not given stays as in validation.
         given = {"overlap": overlap, "batch_size": sw_batch_size}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        changes["progress"] = progress
         members = [replace(member, window=replace(member.window, **changes)) for member in members]
         if source_spacing_mm is not None:
             if source_spacing_mm:
-                check_source_spacing(list(source_spacing_mm), "source_spacing_mm")
+                check_source_spacing(list(source_spacing_mm))
             stated = list(source_spacing_mm) or None
             members = [replace(member, source_spacing_mm=stated, takes_pixels=False) for member in members]
         return cls(members, device, sw_batch_size, extras)
@@ -290,8 +293,7 @@ class Predictor:
         if self.members[0].takes_pixels:
             is_volume = image.grid.shape[2] > 1  # which the network refuses
             return None if is_volume else PIXEL_MM
-        stated = self.members[0].source_spacing_mm
-        return None if stated is None else source_spacing(stated, image.case.id)
+        return source_spacing(self.members[0].source_spacing_mm, image.case.id)
 
     def _prepared(self, image: NamedImage) -> Input:
         """With the spacing that was stated in place of the header's."""
@@ -351,6 +353,7 @@ class Forward(ABC):
     Args:
         members: the networks.
         device: where they run, as torch names it.
+        batch_size: of whole images; windows have that of their members.
         extras: those that need logits get an answer of their own for each case.
 
     Attributes:
@@ -359,7 +362,13 @@ class Forward(ABC):
 
     batch_size: int = 1
 
-    def __init__(self, members: Sequence[LoadedModel], device: str, extras: Sequence[Extra] = ()) -> None:
+    def __init__(
+        self,
+        members: Sequence[LoadedModel],
+        device: str,
+        batch_size: int | None = None,
+        extras: Sequence[Extra] = (),
+    ) -> None:
         self.members = tuple(members)
         self.device = device
         self.extras = [extra for extra in extras if extra.needs_logits]

@@ -17,12 +17,7 @@ from medconv.data.case_files import image_of
 from medconv.data.io.grids import canonical_spacing, check_same_grid
 from medconv.data.io.images import UNORIENTED, channel_doubts, lacks_orientation
 from medconv.data.io.raster import PIXEL_MM, is_picture
-from medconv.data.preprocessing.preprocess import (
-    CropInfo,
-    PreprocessingConfig,
-    all_finite,
-    preprocess_image,
-)
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, all_finite, preprocess_image
 from medconv.data.preprocessing.value_bands import ADAPTING, advice, percentiles, row_text
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel

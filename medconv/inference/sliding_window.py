@@ -5,7 +5,7 @@ as planes are asked for, and holds only those that windows still add to.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.config import Derived, Node, TaskConfig, arguments_as_keys, lists_to_tuples
+from medconv.data.augmentation.augment import swapped_channels
 from medconv.data.augmentation.spatial import mirrored_axes
-from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.data.left_right import left_right_axis
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
 from medconv.utils.progress import track
@@ -64,17 +65,6 @@ def training_axes(augmentation: Node, spatial_dims: int) -> tuple[int, ...]:
     """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
     with arguments_as_keys(mirror_axes="augmentation.mirror_axes"):
         return mirrored_axes(augmentation.get("mirror_axes") or (), spatial_dims)
-
-
-def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
-    """The logits (batch, classes, *spatial) with the classes of each pair exchanged."""
-    if not pairs:
-        return logits
-    order = list(range(logits.shape[1]))
-    for left, right in pairs:
-        order[left] = right
-        order[right] = left
-    return logits[:, order]
 
 
 # Of the Gaussian weights, as a share of the window.
@@ -274,7 +264,7 @@ class SlidingWindow:
             content,
             planes_at_once=planes_at_once,
             only_labels=only_labels,
-            track=(lambda each: track(each, "predicting")) if self.progress else iter,
+            progress=self.progress,
         )
 
 
@@ -397,7 +387,7 @@ class _WindowLogits:
             dims = [2 + axis for axis in flipped]
             logits = full_resolution(self.network(patches.flip(dims))).flip(dims)
             if left_right_axis(slice_axis) in flipped:
-                logits = swapped(logits, self.settings.flip_label_pairs)
+                logits = swapped_channels(logits, self.settings.flip_label_pairs)
             # `flip` has copied `logits`, so they may be overwritten; the first sum is the network's.
             logit_sum = logits.add_(logit_sum)
         mean = logit_sum.div_(2 ** len(mirror_axes)) if mirror_axes else logit_sum
@@ -423,7 +413,7 @@ class LogitStream:
         shape: of the padded image, planes first: (length, *in_plane).
         content: the box of the image in its padding, planes first.
         planes_at_once, only_labels: as of `SlidingWindow.stream`.
-        track: wraps the batches, such as with a progress bar.
+        progress: a bar counts the batches.
 
     Attributes:
         length: planes of the image.
@@ -440,7 +430,7 @@ class LogitStream:
         *,
         planes_at_once: int | None,
         only_labels: bool,
-        track: Callable[[Iterable[Sequence[Window]]], Iterable[Sequence[Window]]] = iter,
+        progress: bool = False,
     ) -> None:
         planes, *self._in_plane = content
         self._offset = planes.start
@@ -449,7 +439,7 @@ class LogitStream:
         self._weights = weights
         self._shape = tuple(shape)
         self._device = weights.device
-        self._batches = iter(track(batches))
+        self._batches = iter(track(batches, "predicting") if progress else batches)
         # After each batch, the planes before the next batch's first one are complete.
         first_planes = [*(batch[0].box[0].start for batch in batches), shape[0]]
         self._complete_after = iter(first_planes[1:])

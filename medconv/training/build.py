@@ -12,7 +12,7 @@ from medconv import config as configs
 from medconv.config import Node, RunConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
-from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.data.left_right import left_right_axis
 from medconv.inference.sliding_window import training_axes, usable_axes, window_of
 from medconv.models.build import build_network
 from medconv.models.freeze import check_factors, description, freeze, frozen_part, has_fixed_norms

@@ -33,7 +33,7 @@ from medconv.data.preprocessing.dataset_cache import (
 )
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
 from medconv.data.preprocessing.value_bands import Band, band_of
 from medconv.data.splits import DataSplit
@@ -128,12 +128,12 @@ def find_data(data: DataConfig) -> Dataset:
             raise ConfigError(
                 f"data.missing={data.missing}: networks of whole images do not learn to do without channels"
             )
-        dataset = per_case.with_missing_channels(dataset, data.missing)
+        dataset = per_case.with_missing_channels(dataset)
     if data.case_weights is not None:
         dataset = per_case.with_weights(dataset, data.case_weights)
     if dataset.targets.ignore is not None:
-        for value in (dataset.targets.ignore, *dataset.targets.also_ignored):
-            check_ignored(value, (case.label for case in dataset.cases))
+        ignored = (dataset.targets.ignore, *dataset.targets.also_ignored)
+        check_ignored(ignored, [case.label for case in dataset.cases])
     return dataset
 
 
@@ -580,7 +580,7 @@ def build_data(
         spacing_mm=derived.spacing_mm,
         patch_size=derived.patch_size,
         flip_label_pairs=pairs,
-        left_right_axis=left_right_axis(derived.slice_axis),
+        left_right_axis=left_right.left_right_axis(derived.slice_axis),
     )
     return DataModule(
         prepared.store,

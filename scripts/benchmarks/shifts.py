@@ -15,8 +15,7 @@ import medconv
 from benchmarks import learning
 from benchmarks.results import Row, table
 from medconv.data.case import Case
-from medconv.data.case_files import label_of
-from medconv.data.io.grids import on_grid
+from medconv.data.case_files import label_on
 from medconv.data.io.images import read_image
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import mean
@@ -145,10 +144,7 @@ def show(rows: Sequence[Row]) -> str:
 def _dice(predict: Predictor, case: Case, shift: Callable[[Pair], Pair]) -> float:
     """The mean over the classes, as in validation."""
     image, grid = read_image(case.images)
-    label, label_grid = label_of(case)
-    assert case.label is not None
-    label = on_grid(label, case.images[0], grid, case.label, label_grid)
-    moved, reference = shift((image, label))
+    moved, reference = shift((image, label_on(case, grid)))
     targets = predict.targets
     assert isinstance(targets, SegmentationTargets)
     answer = predict(np.ascontiguousarray(moved, np.float32), affine=np.array(grid.affine))

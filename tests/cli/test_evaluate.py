@@ -92,8 +92,8 @@ def test_scores_of_training_cases_are_marked(tmp_path, monkeypatch, capsys):
         ),
         (["--images", "elsewhere"], "--images elsewhere: no image of any case there, such as a.nii.gz"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
-        (["--images", "nowhere"], "--images nowhere: no such folder"),
-        (["--compare", "nowhere"], "--compare nowhere: no such folder"),
+        (["--images", "nowhere"], "--images=nowhere: no such folder"),
+        (["--compare", "nowhere"], "--compare=nowhere: no such folder"),
         (
             ["--tolerance-mm", "2 mm"],
             "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class",

@@ -110,7 +110,7 @@ def test_dice_among_raters_leaves_out_what_either_left_unlabelled():
         (["labelsTr"], None, "raters .*labelsTr: given twice, or the references themselves"),
         (["second", "second"], None, "raters .*second: given twice"),
         (["second", "other/../second"], None, "raters .*second: given twice"),
-        (["nowhere"], None, "raters .*nowhere: no such folder"),
+        (["nowhere"], None, "raters=.*nowhere: no such folder"),
         (["other"], None, "raters .*other: no label map there for a, b"),
         (["second"], "vote", "consensus must be one of majority, staple, got vote"),
     ],

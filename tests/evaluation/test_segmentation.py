@@ -131,7 +131,7 @@ def test_missing_and_empty_folders_are_refused(tmp_path):
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
     with pytest.raises(ValueError, match=rf"references {references}: no image there \(\.nii\.gz, \.nii, "):
         evaluate(predictions, references)
-    with pytest.raises(ValueError, match=rf"predictions {tmp_path}/gone: no such folder"):
+    with pytest.raises(ValueError, match=rf"predictions={tmp_path}/gone: no such folder"):
         evaluate(tmp_path / "gone", references)
 
 

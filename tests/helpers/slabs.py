@@ -62,7 +62,7 @@ def scores(
     logit_folder: Path | None = None,
     size: tuple[int, ...] = SIZE,
 ) -> LabelMapScores:
-    forward = LabelMapForward(models, "cpu", extras)
+    forward = LabelMapForward(models, "cpu", extras=extras)
     with torch.inference_mode():
         case_input = prepare(image(size), models, forward.preprocessings)
         return forward([case_input], keeps_logits, logit_folder)[0]

@@ -5,6 +5,7 @@ import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor
 
+from medconv.data.augmentation.augment import swapped_channels
 from medconv.inference.sliding_window import (
     EVEN_DISTANCE,
     FIXED_DISTANCE,
@@ -12,7 +13,6 @@ from medconv.inference.sliding_window import (
     Window,
     _WindowLogits,
     slab_axis,
-    swapped,
     usable_axes,
 )
 from medconv.models.unet import UNet
@@ -181,5 +181,5 @@ def test_axes_that_training_did_not_mirror_are_refused():
 
 def test_the_logits_of_each_pair_are_swapped():
     logits = torch.arange(5.0).reshape(1, 5, 1)
-    assert swapped(logits, [(1, 2), (4, 3)]).flatten().tolist() == [0, 2, 1, 4, 3]
-    assert swapped(logits, []) is logits
+    assert swapped_channels(logits, [(1, 2), (4, 3)]).flatten().tolist() == [0, 2, 1, 4, 3]
+    assert swapped_channels(logits, []) is logits

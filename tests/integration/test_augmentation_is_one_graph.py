@@ -8,7 +8,7 @@ import torch
 from helpers.augmentation import SHAPES
 
 from medconv.data.augmentation import intensity, spatial
-from medconv.data.augmentation.augment import swapped
+from medconv.data.augmentation.augment import swapped_values
 
 FACTORS = torch.tensor([0.7, 0.9, 1.4, 1.2])
 VALUES = {
@@ -75,4 +75,4 @@ def test_moves(dims, bends, labelled):
 @pytest.mark.parametrize("dims", [2, 3])
 def test_labels_of_mirrored_samples(dims):
     label = torch.randint(0, 4, (2, 1, *SHAPES[dims]))
-    assert torch.equal(_compiled(swapped)(label, [[1, 2]]), swapped(label, [[1, 2]]))
+    assert torch.equal(_compiled(swapped_values)(label, [[1, 2]]), swapped_values(label, [[1, 2]]))

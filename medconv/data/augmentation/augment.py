@@ -100,7 +100,7 @@ class Augment(RandomParameters):
                 )
         if out_label is not None and self.flip_label_pairs and self.left_right_axis is not None:
             mirrored = _index(parameters.flips[:, self.left_right_axis], out_label.device)
-            out_label[mirrored] = swapped(out_label[mirrored], self.flip_label_pairs)
+            out_label[mirrored] = swapped_values(out_label[mirrored], self.flip_label_pairs)
         return out, out_label
 
     def _move(
@@ -158,12 +158,9 @@ class Augment(RandomParameters):
         probabilities = moved[:, num_channels:].contiguous()
         if self.flip_label_pairs and self.left_right_axis is not None:
             samples = _index(parameters.flips[:, self.left_right_axis], probabilities.device)
-            order = list(range(probabilities.shape[1]))
-            for first, second in self.flip_label_pairs:
-                # The first channel is that of label value 1
-                order[first - 1] = second - 1
-                order[second - 1] = first - 1
-            probabilities[samples] = probabilities[samples][:, order]
+            # The first channel is that of label value 1
+            channels = [(first - 1, second - 1) for first, second in self.flip_label_pairs]
+            probabilities[samples] = swapped_channels(probabilities[samples], channels)
         return moved[:, :num_channels].contiguous(), probabilities.to(label[0].dtype)
 
 
@@ -174,7 +171,18 @@ def _index(mask: Tensor, device: torch.device) -> Tensor | slice:
     return to_device(mask.nonzero().flatten(), device)
 
 
-def swapped(label: Tensor, pairs: Sequence[Sequence[int]]) -> Tensor:
+def swapped_channels(values: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """The channels of each pair exchanged. Shape: (batch, channels, *spatial)."""
+    if not pairs:
+        return values
+    order = list(range(values.shape[1]))
+    for first, second in pairs:
+        order[first] = second
+        order[second] = first
+    return values[:, order]
+
+
+def swapped_values(label: Tensor, pairs: Sequence[Sequence[int]]) -> Tensor:
     """The values of each pair exchanged."""
     exchanged = label.clone()
     for first, second in pairs:

@@ -23,11 +23,11 @@ from medconv.data.io.label_values import (
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
+from medconv.utils.logging import some
 
 # Of a case id; most file systems allow names of 255 bytes, and temporary files have longer ones
 _MAX_ID_BYTES = 200
 _MAX_BYTES = 256 * 2**20  # of a JSON file; a dataset.json of 100,000 cases has some 20 MB
-_MAX_NAMED = 20  # cases named in one line
 _NOT_JSON = (ValueError, RecursionError)  # with numbers of thousands of digits, and nested lists
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
     repeated = [str(path) for path, case_id in zip(files, ids, strict=True) if counts[case_id] > 1]
     if repeated:
         raise ValueError(
-            f"{source}: images that would be one case: {', '.join(repeated[:6])}; expected one of each name"
+            f"{source}: images that would be one case: {some(repeated, 6)}; expected one of each name"
         )
     return ids
 
@@ -146,7 +146,7 @@ def build_dataset(
     counts = Counter(case.id for case in cases)
     repeated = sorted(case_id for case_id, count in counts.items() if count > 1)
     if repeated:
-        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(repeated[:_MAX_NAMED])}")
+        raise ValueError(f"{path}: case ids that occur more than once: {some(repeated, 20)}")
     return Dataset(
         name=name,
         cases=tuple(sorted(cases, key=lambda case: case.id)),

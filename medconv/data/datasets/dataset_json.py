@@ -95,7 +95,7 @@ def nnunet(root: str | Path) -> Dataset:
     if "dataset" in meta:
         cases = _listed_cases(meta["dataset"], path, len(modalities))
     else:
-        cases = _cases_in_folders(folder, meta, len(modalities), errors)
+        cases, errors = _cases_in_folders(folder, meta, len(modalities))
     return _dataset(meta, path, cases, modalities, errors)
 
 
@@ -141,9 +141,9 @@ def _listed_cases(entries: Any, path: Path, num_channels: int) -> list[Case]:
 
 
 def _cases_in_folders(
-    folder: Path, meta: Mapping[str, Any], num_channels: int, errors: dict[str, str]
-) -> list[Case]:
-    """The cases of `imagesTr` and `labelsTr`. Args: errors: gets what is wrong with some."""
+    folder: Path, meta: Mapping[str, Any], num_channels: int
+) -> tuple[list[Case], dict[str, str]]:
+    """The cases of `imagesTr` and `labelsTr`, and what is wrong with some."""
     path = folder / "dataset.json"
     ending = str(meta.get("file_ending", ".nii.gz"))
     if ending not in suffixes():
@@ -151,6 +151,7 @@ def _cases_in_folders(
     images = _images(folder / "imagesTr", ending)
     channels_by_case = _channels_by_case(images)
     num_files = _num_files(images[0], num_channels)
+    errors: dict[str, str] = {}
     for case_id, numbers in _invalid_channels(channels_by_case, num_files).items():
         expected = f"expected channels 0 to {num_files - 1} of every case"
         errors[case_id] = f"{folder / 'imagesTr'}: {expected}, found {numbers}"
@@ -163,7 +164,7 @@ def _cases_in_folders(
     for case_id, label in labels.items():
         errors[case_id] = f"{label}: no image {case_id}_0000{ending} in {folder / 'imagesTr'}"
         cases.append(Case(case_id, (), label))
-    return cases
+    return cases, errors
 
 
 def channel_of(path: Path, num_channels: int) -> int | None:
@@ -252,7 +253,7 @@ def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[
         if numbers[-1] >= num_channels
     ]
     if further:
-        named = "; ".join(further[:_MAX_NAMED])
+        named = some(further, _MAX_NAMED)
         raise ValueError(f"{files[0].parent}: a case has channels 0 to {num_channels - 1}, but {named}")
     return _ordered_files(channels_by_case)
 

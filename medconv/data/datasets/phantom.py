@@ -84,6 +84,7 @@ _BIAS = 0.25  # largest relative change of the signal by the coil's sensitivity
 _NOISE = 0.04  # standard deviation, relative to the signal
 _SCALE_MAX = 16000.0  # the largest signal, about 1.3 x (1 + _BIAS) of it, still fits into int16
 _SCALE_RANGE = 1000.0
+_WAVES = 4  # plane waves of a smooth field
 _INT16_FROM_SCALE = 400.0  # below it rounding to integers would add to the noise: float32
 
 
@@ -272,15 +273,15 @@ def draw_anatomy(rng: np.random.Generator, points_mm: Array) -> NDArray[np.uint8
     return tissue
 
 
-def _draw_waves(rng: np.random.Generator, points_mm: Array, count: int = 4) -> Array:
+def _draw_waves(rng: np.random.Generator, points_mm: Array) -> Array:
     """A smooth field in -1..1, (*grid): the mean of plane waves of 60 to 150 mm."""
     spatial_dims = len(points_mm)
-    directions = rng.normal(size=(count, spatial_dims))
+    directions = rng.normal(size=(_WAVES, spatial_dims))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    wavelengths_mm = rng.uniform(60, 150, (count, 1))
+    wavelengths_mm = rng.uniform(60, 150, (_WAVES, 1))
     wave_vectors = directions * (2 * np.pi / wavelengths_mm)
-    phases = np.tensordot(wave_vectors, points_mm, axes=1)  # (count, *grid)
-    shifts = rng.uniform(0, 2 * np.pi, count).reshape(-1, *[1] * spatial_dims)
+    phases = np.tensordot(wave_vectors, points_mm, axes=1)  # (_WAVES, *grid)
+    shifts = rng.uniform(0, 2 * np.pi, _WAVES).reshape(-1, *[1] * spatial_dims)
     waves: Array = np.cos(phases + shifts).mean(axis=0)
     return waves
 

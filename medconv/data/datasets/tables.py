@@ -1,7 +1,7 @@
 """Tables of cases: reading them, ids of their rows, and words that mean something else than they spell."""
 
 import codecs
-import csv as files
+import csv
 import logging
 import re
 import unicodedata
@@ -63,14 +63,14 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
             first_line = next((line for line in file if line.strip()), "")
             delimiter = _delimiter(first_line)
             file.seek(0)
-            reader = files.reader(file, delimiter=delimiter, skipinitialspace=True)
+            reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
             lines = []
             for row in reader:
                 if any(row):
                     lines.append((reader.line_num, [original(cell.strip()) for cell in row]))
     except UnicodeError as error:
         raise ValueError(f"{path}: expected text in UTF-8 or UTF-16 ({error})") from error
-    except (OSError, files.Error) as error:
+    except (OSError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be read as a table ({error})") from error
     header = lines[0][1] if lines else []
     rows = lines[1:]

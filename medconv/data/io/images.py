@@ -20,6 +20,7 @@ from medconv.data.io.formats import Contours, ImageFormat, choice_of, structures
 from medconv.data.io.grids import check_same_grid, fill, in_c_order, rounding_doubts
 from medconv.data.io.nifti import read_header
 from medconv.utils.errors import ArgumentError
+from medconv.utils.logging import some
 
 UNORIENTED = (
     "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "
@@ -89,10 +90,7 @@ def stamp(path: Path) -> list[int]:
         return image_format.stamp(path)
     status = path.stat()
     # The other file of an image of two files, a header and its voxels; the same path of other images
-    if image_format.voxel_file is not None:
-        partner = image_format.voxel_file(path)
-    else:
-        partner = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
+    partner = path if image_format.voxel_file is None else image_format.voxel_file(path)
     if partner == path or not partner.exists():
         return [status.st_size, status.st_mtime_ns]
     partner_status = partner.stat()
@@ -129,7 +127,7 @@ def in_folder(folder: Path, argument: str) -> dict[str, Path]:
     counts = Counter(stem(path) for path in files)
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
-        raise ArgumentError(argument, f" {folder}: more than one file for {', '.join(repeated[:20])}")
+        raise ArgumentError(argument, f" {folder}: more than one file for {some(repeated, 20)}")
     return {stem(path): path for path in files}
 
 
@@ -153,7 +151,7 @@ def check_endings(paths: Sequence[Path], endings: tuple[str, ...], argument: str
     not_images = [path for path in paths if not path.name.endswith(suffixes())]
     in_capitals = [path for path in not_images if path.name.lower().endswith(endings)]
     if in_capitals:
-        names = ", ".join(path.name for path in in_capitals[:20])
+        names = some([path.name for path in in_capitals], 20)
         raise ArgumentError(
             argument, f" {in_capitals[0].parent}: endings must be in small letters, rename {names}"
         )

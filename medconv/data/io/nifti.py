@@ -243,6 +243,7 @@ NIFTI = ImageFormat(
     suffixes=(".nii.gz", ".nii", ".hdr", ".mgz", ".mgh"),  # .hdr: the header of a NIfTI pair
     read=read,
     grid=_grid,
+    voxel_file=lambda path: path.with_suffix(PAIR.get(path.suffix, path.suffix)),
 )
 
 

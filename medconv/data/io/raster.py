@@ -207,24 +207,23 @@ def _flat_share(pixels: np.ndarray, background: int) -> float:
     return float((equal[pixels != background] >= 2).mean())
 
 
-def check_ignored(ignore: int | None, masks: Iterable[Path | None]) -> None:
-    """Check that pictures can hold the value to ignore.
+def check_ignored(values: Iterable[int | None], masks: Iterable[Path | None]) -> None:
+    """Check that pictures can hold the values to ignore.
 
     Args:
-        ignore: label value; None: no value is ignored.
+        values: label values; None: no value is ignored.
         masks: label maps of any format; None where a case has none.
 
     Raises:
         ValueError: a picture, in which the value to ignore may stand for the only class.
     """
-    if ignore is None or ignore < MIN_SINGLE_VALUE:
-        return
-    for path in masks:
-        if path is not None and is_picture(path):
-            raise ValueError(
-                f"{path}: the value to ignore must be below {MIN_SINGLE_VALUE}, "
-                f"as a mask of 0 and {ignore} is read as 0 and 1"
-            )
+    unclear = [value for value in values if value is not None and value >= MIN_SINGLE_VALUE]
+    pictures = (path for path in masks if path is not None and is_picture(path))
+    if unclear and (path := next(pictures, None)):
+        raise ValueError(
+            f"{path}: the value to ignore must be below {MIN_SINGLE_VALUE}, "
+            f"as a mask of 0 and {unclear[0]} is read as 0 and 1"
+        )
 
 
 def write_mask(path: Path, label: np.ndarray) -> None:

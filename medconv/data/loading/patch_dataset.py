@@ -16,8 +16,7 @@ from torch import Tensor
 
 from medconv.data.augmentation.blocks import Blocks
 from medconv.data.case import Case
-from medconv.data.case_files import label_of
-from medconv.data.io.grids import on_grid
+from medconv.data.case_files import label_on
 from medconv.data.loading.patch import PackedReading, PatchShape, Sample, crop, pack
 from medconv.data.loading.samplers import Sampler
 from medconv.data.preprocessing.preprocess import Entry
@@ -235,9 +234,7 @@ class CaseDataset(monai.data.Dataset):
         if self.own_reference is not None:
             item |= self.own_reference(case, grid)
         else:
-            native_label, label_grid = label_of(case)
-            reference = on_grid(native_label, case.images[0], grid, case.label, label_grid)
-            item["reference"] = torch.from_numpy(reference)
+            item["reference"] = torch.from_numpy(label_on(case, grid))
         if self.annotated:
             item["annotated"] = self.annotated[case.id].outputs
         if case.values is not None:

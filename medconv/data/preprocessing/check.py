@@ -8,7 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -198,7 +198,7 @@ def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) ->
     usual = " x ".join(f"{mm:.4g}" for mm in median)
     return [
         f"{named(far_cases)}: spacing {example} mm, where the median of all {len(cases)} cases is {usual} "
-        "mm; if the headers are wrong, correct them or set data.source_spacing_mm for these cases"
+        "mm; if the headers are wrong, correct them or set source_spacing_mm for these cases"
     ]
 
 
@@ -296,8 +296,7 @@ class Examined:
                 self._lines[key] = text
 
     def _add(self, key: str, report: CaseReport) -> None:
-        content = {field.name: getattr(report, field.name) for field in fields(report)}
-        content["grid"] = report.grid and asdict(report.grid)
+        content = asdict(report)
         for name in _ARRAYS:
             array = content[name]
             if array is not None:
@@ -321,10 +320,7 @@ def _report(line: str) -> CaseReport | None:
     """None: the line was cut by a full disk or a power failure."""
     try:
         content = json.loads(line)
-        grid = content["grid"]
-        if grid is not None:
-            affine = tuple(map(tuple, grid["affine"]))
-            content["grid"] = Grid(tuple(grid["shape"]), affine)
+        content["grid"] = content["grid"] and Grid.from_plain(content["grid"])
         for name in _ARRAYS:
             if content[name] is not None:
                 dtype, shape, data = content[name]

@@ -26,7 +26,8 @@ class Fingerprint:
         thickness_mm: per foreground class, along each axis, the median of the cases that have the class; 0
             for a class that no case has. Empty for image-level targets.
         percentiles: per case and channel, see `value_bands`.
-        contents: per case, a hash of the image's voxels; empty where it says nothing, see `_content`.
+        contents: per case, a hash of the image's voxels; empty where it says nothing, see
+            `examine.note_content`.
     """
 
     spatial_dims: int

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Case, Grid
-from medconv.data.case_files import image_of, label_of
-from medconv.data.io.grids import canonical_spacing, from_canonical, on_grid, to_canonical
+from medconv.data.case_files import image_of, label_on
+from medconv.data.io.grids import canonical_spacing, from_canonical, to_canonical
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.resampling import (
     nearest,
@@ -112,11 +112,6 @@ class PreprocessingConfig:
         if self.convention is None or is_picture:
             return None
         return nearest_axis(spacing_mm, target_mm)
-
-
-def left_right_axis(slice_axis: int | None) -> int | None:
-    """The axis of the network input from left to right: the first; None for sagittal slices."""
-    return None if slice_axis == 0 else 0
 
 
 @dataclass(frozen=True)
@@ -335,8 +330,7 @@ def preprocess_case(
         draw = targets.learned_label
     highest_label = -1
     if case.label is not None and not own_labels:
-        native_label, label_grid = label_of(case)
-        native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
+        native_label = label_on(case, grid)
         labelled = native_label if ignore is None else native_label[native_label != ignore]
         highest_label = labelled.max(initial=0) if draw is None else -1
     if not all_finite(native) or highest_label >= num_classes:

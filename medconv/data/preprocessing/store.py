@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -71,7 +71,7 @@ class Store:
             recorded = record["arrays"]
             is_light = case.label is None and recorded["image"]["size"] < _LIGHT
             current = {
-                name: _state(self._path(case.id, name, array), array, verify or is_light)
+                name: _state(self._path_of(case.id, name, array), array, verify or is_light)
                 for name, array in recorded.items()
             }
             if any(current[name]["crc32"] != array["crc32"] for name, array in recorded.items()):
@@ -96,15 +96,14 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # Without its record the entry does not exist, while its arrays are replaced.
-            self._path(case.id, "json").unlink(missing_ok=True)
+            self._record_path(case.id).unlink(missing_ok=True)
             saved = {}
             for name, array in arrays.items():
-                path = self._path(case.id, f"{name}.npy")
-                if self.compression is None or name not in _WITH_VOXELS:
-                    saved[name] = _save(path, array, durable=not is_light)
-                else:
+                content = None
+                if self.compression is not None and name in _WITH_VOXELS:
                     content = self.compression.compressed(array, entry.image.ndim - 1)
-                    saved[name] = _save(path.with_suffix(".b2nd"), array, not is_light, content)
+                path = self._array_path(case.id, name, is_compressed=content is not None)
+                saved[name] = _save(path, array, not is_light, content)
             record = {
                 "config": self.folder.name,
                 "sources": sources or signature(case),
@@ -129,15 +128,14 @@ class Store:
             record = self._record(case_id)
             arrays: dict[str, Any] = dict.fromkeys(_ARRAYS, NOTHING)
             for name, recorded in record["arrays"].items():
-                arrays[name], pages = _mapped(self._path(case_id, name, recorded), recorded)
+                arrays[name], pages = _mapped(self._path_of(case_id, name, recorded), recorded)
                 if verify and zlib.crc32(pages) != recorded["crc32"]:
                     self.discard(case_id)
                     raise ValueError(_WRONG_CHECKSUM.format(name))
             # JSON's lists become tuples again
             values = record["crop_info"]
-            grid = values["grid"]
             crop_info = CropInfo(
-                grid=Grid(tuple(grid["shape"]), tuple(map(tuple, grid["affine"]))),
+                grid=Grid.from_plain(values["grid"]),
                 shape=tuple(values["shape"]),
                 box=tuple((start, stop) for start, stop in values["box"]),
                 reoriented=values["reoriented"],
@@ -159,7 +157,7 @@ class Store:
         with self._explaining(case_id):
             for name, recorded in self._record(case_id)["arrays"].items():
                 checksum = 0
-                for so_far in _checksums(self._path(case_id, name, recorded)):
+                for so_far in _checksums(self._path_of(case_id, name, recorded)):
                     checksum = so_far
                     yield
                 if checksum != recorded["crc32"]:
@@ -168,7 +166,7 @@ class Store:
     def discard(self, case_id: str) -> None:
         """The next start prepares this case anew."""
         with suppress(OSError):  # a read-only store, which only another copy can mend
-            self._path(case_id, "json").unlink()
+            self._record_path(case_id).unlink()
 
     @contextmanager
     def _explaining(self, case_id: str) -> Iterator[None]:
@@ -204,20 +202,23 @@ class Store:
         return total
 
     def _record(self, case_id: str) -> dict[str, Any]:
-        record = json.loads(self._path(case_id, "json").read_text(encoding="utf-8"))
+        record = json.loads(self._record_path(case_id).read_text(encoding="utf-8"))
         if record.pop("crc32") != _seal(record):
             raise ValueError("the record's checksum is wrong")
         return record  # type: ignore[no-any-return]
 
     def _commit(self, case_id: str, record: dict[str, Any]) -> None:
-        write_text(self._path(case_id, "json"), json.dumps({**record, "crc32": _seal(record)}))
+        write_text(self._record_path(case_id), json.dumps({**record, "crc32": _seal(record)}))
 
-    def _path(self, case_id: str, suffix: str, recorded: dict[str, Any] | None = None) -> Path:
-        """Args: recorded: of an array, whose record says how it is stored; the suffix is then its name."""
-        path = self.folder / f"{case_id}.{suffix}"
-        if recorded is None:
-            return path
-        return path.with_name(f"{path.name}.{'b2nd' if 'uncompressed_crc32' in recorded else 'npy'}")
+    def _record_path(self, case_id: str) -> Path:
+        return self.folder / f"{case_id}.json"
+
+    def _path_of(self, case_id: str, name: str, recorded: Mapping[str, Any]) -> Path:
+        """Of an array, by its record."""
+        return self._array_path(case_id, name, "uncompressed_crc32" in recorded)
+
+    def _array_path(self, case_id: str, name: str, is_compressed: bool) -> Path:
+        return self.folder / f"{case_id}.{name}.{'b2nd' if is_compressed else 'npy'}"
 
 
 def signature(case: Case) -> list[list[Any]] | None:

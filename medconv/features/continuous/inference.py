@@ -19,7 +19,6 @@ from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
 from medconv.features.continuous.labels import check_first_channel, on_prepared_grid
 from medconv.features.continuous.metrics import measure
 from medconv.features.continuous.targets import ContinuousTargets, scale_of
-from medconv.inference.load import LoadedModel
 from medconv.inference.output import OutputDir
 from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import Input, NamedImage
@@ -120,11 +119,6 @@ class ImageForward(LabelMapForward):
             outputs = outputs_of(groups, images)
             answers.append(ImageAnswer(outputs, case_input.crops[0], targets, case_input.kept))
         return answers
-
-
-def image_forward(members: Sequence[LoadedModel], device: str, batch_size: int | None) -> ImageForward:
-    """As `Family.forward`. Args: batch_size: of windows, which the members know already."""
-    return ImageForward(members, device)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ def target_on(case: Case, grid: Grid, doubts: list[str] | None = None) -> np.nda
     if case.label is None:
         raise ValueError("has no target image, but training needs one")
     target, target_grid = one_channel(case.label)
-    if case.source_spacing_mm is not None:
-        target_grid = target_grid.with_spacing_mm(case.source_spacing_mm)
+    target_grid = target_grid.with_spacing_mm(case.source_spacing_mm)
     if doubts is not None:
         doubts += header_doubts(case.label)
     on_image = on_grid(target, case.images[0], grid, case.label, target_grid)

@@ -121,9 +121,7 @@ def _dice(predictor: Predictor, case: Case) -> dict[str, float | None]:
     assert isinstance(targets, SegmentationTargets)
     reference, grid = label_of(case)
     assert case.label is not None
-    stated = source_spacing(predictor.members[0].source_spacing_mm, case.id)
-    if stated is not None:
-        grid = grid.with_spacing_mm(stated)
+    grid = grid.with_spacing_mm(source_spacing(predictor.members[0].source_spacing_mm, case.id))
     reference = on_grid(reference, case.images[0], scores.crop.grid, case.label, grid)
     annotated = None if case.annotated is None else targets.annotated_outputs(case.annotated)
     return targets.dice(predictor.answer(scores), reference, annotated)

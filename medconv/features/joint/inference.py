@@ -24,7 +24,6 @@ from medconv.data.datasets.common import read_json
 from medconv.data.loading.patch import Batch
 from medconv.features.image_level.output import column_of
 from medconv.features.joint.targets import JointTargets
-from medconv.inference.load import LoadedModel
 from medconv.inference.output import TABLE, OutputDir
 from medconv.inference.predictor import Forward, LabelMapForward, Predictor, check_finite
 from medconv.inference.prepare import Input
@@ -98,10 +97,6 @@ class JointAnswer(LabelMapScores):
 
 class JointForward(Forward):
     """Label maps as of other networks; the image's outputs are the mean over networks."""
-
-    def __init__(self, members: Sequence[LoadedModel], device: str, batch_size: int | None = None) -> None:
-        """Args: batch_size: of windows, which the members know already."""
-        super().__init__(members, device)
 
     def __call__(
         self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from medconv.config import ConfigError, RunConfig
-from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.case import Case
+from medconv.data.left_right import left_right_axis
 from medconv.data.loading.patch import Batch
-from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
+from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.landmarks.errors import row_of
 from medconv.features.landmarks.heatmaps import peaks, sigmas, to_mm
 from medconv.features.landmarks.points import as_points, write_points
 from medconv.features.landmarks.targets import LandmarkTargets
-from medconv.inference.load import LoadedModel
 from medconv.inference.output import MANIFEST, OutputDir
 from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import Input
-from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.sliding_window import SlidingWindow, training_axes
 from medconv.training.validation import Validated, warn_of_nonfinite
 
 
@@ -109,11 +108,6 @@ def _on_own_grid(crop: CropInfo, case_input: Input) -> CropInfo:
     return crop if own_grid is None else replace(crop, grid=own_grid)
 
 
-def point_forward(members: Sequence[LoadedModel], device: str, batch_size: int | None) -> PointForward:
-    """As `Family.forward`. Args: batch_size: of windows, which the members know already."""
-    return PointForward(members, device)
-
-
 @dataclass(frozen=True)
 class PointValidation:
     """The errors of one case at a time. A point below the threshold is missed, but its error counts, so that
@@ -147,7 +141,7 @@ def point_validation(config: RunConfig, targets: LandmarkTargets, window: Slidin
 
     Raises: ConfigError: images are mirrored from left to right, and nothing says which points swap.
     """
-    axes = mirrored_axes(config.augmentation.get("mirror_axes") or (), config.derived.spatial_dims)
+    axes = training_axes(config.augmentation, config.derived.spatial_dims)
     axis = left_right_axis(config.derived.slice_axis)
     # an empty list says that no names swap
     if axis in axes and len(targets.names) > 1 and config.data.flip_label_pairs is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.data.left_right import left_right_axis
 from medconv.features.export.job import Format, Job
 from medconv.features.nnunet import export_plans
 from medconv.features.nnunet.export_plans import Content

@@ -12,7 +12,8 @@ from medconv.data.case import Case
 from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
-from medconv.evaluation.case_measurement import stated_grid, stated_spacing
+from medconv.data.per_case import source_spacing
+from medconv.evaluation.case_measurement import stated_spacing
 from medconv.features.cross_validation import results as cross_validation
 from medconv.features.cross_validation.folds import Fold
 from medconv.features.cross_validation.results import CrossValidation
@@ -161,7 +162,7 @@ def _read_case(prediction_path: Path, case: Case, spacing: object) -> LabelledCa
     else:
         reference, reference_grid = label_of(case)
     reference = on_grid(reference, prediction_path, grid, case.label, reference_grid)
-    grid = stated_grid(grid, spacing, case.id)
+    grid = grid.with_spacing_mm(source_spacing(spacing, case.id))
     return LabelledCase(prediction, reference, grid).cropped()
 
 

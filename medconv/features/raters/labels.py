@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from medconv.data.case import Case, Dataset, Grid, Relabel
-from medconv.data.case_files import label_of
+from medconv.data.case_files import label_of, label_on
 from medconv.data.datasets.patterns import files_of
 from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.label_values import names_of, relabel_by_name
@@ -62,9 +62,7 @@ class RatedLabel:
         assert case.label is not None
         if self.are_probabilities:
             probabilities, grid = read_probabilities(case.label, self.num_classes)
-            if case.source_spacing_mm is not None:
-                grid = grid.with_spacing_mm(case.source_spacing_mm)
-            return probabilities, grid
+            return probabilities, grid.with_spacing_mm(case.source_spacing_mm)
         label_maps, grid = self.label_maps(case)
         return shares(
             [label_map for label_map in label_maps if label_map is not None], self.num_classes
@@ -160,10 +158,7 @@ def preprocess_probabilities(
 
 def reference(targets: Targets, case: Case, grid: Grid) -> Sample:
     """As `Family.labels`: the most probable classes, and a label map (X, Y, Z) of each rater, or None."""
-    assert case.label is not None
-    label, label_grid = label_of(case)
-    on_image = on_grid(label, case.images[0], grid, case.label, label_grid)
-    return {"reference": torch.from_numpy(on_image), "raters": rater_labels_on(case, grid)}
+    return {"reference": torch.from_numpy(label_on(case, grid)), "raters": rater_labels_on(case, grid)}
 
 
 def labelled(

@@ -107,7 +107,7 @@ def test_partial_files_of_a_killed_writer_are_removed(tmp_path):
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     partial, written = store.folder / ".4711.case_1.image.npy", sorted(store.folder.glob(".a.b.*.npy"))
     partial.write_bytes(b"half")
-    store._path(others[0].id, "json").unlink()
+    store._record_path(others[0].id).unlink()
     fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert written and sorted(store.folder.glob(".*.npy")) == written
     assert_complete(store, dataset)
@@ -143,7 +143,9 @@ def test_arrays_of_different_cases_are_an_error(tmp_path):
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     record = store._record(case.id)
-    record["arrays"]["label"] = _save(store._path(case.id, "label.npy"), np.zeros((4, 4, 4), np.uint8))
+    record["arrays"]["label"] = _save(
+        store._array_path(case.id, "label", False), np.zeros((4, 4, 4), np.uint8)
+    )
     store._commit(case.id, record)
     with pytest.raises(ValueError, match="do not belong together"):
         store.read(case.id)
@@ -154,7 +156,7 @@ def test_folders_of_others_stay_in_the_store(tmp_path):
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / ".snapshot.of.today").mkdir()
     (store.folder / ".77.case_0.json").write_text("left behind")
-    store._path("case_0", "json").unlink()
+    store._record_path("case_0").unlink()
     fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert (store.folder / ".snapshot.of.today").is_dir() and not (store.folder / ".77.case_0.json").exists()
     assert store.has(dataset.cases[0])

@@ -15,7 +15,7 @@ def scores(image, networks=1):
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     models = [model] * networks
     named = from_array(image, 3, spacing_mm=(1, 1, 1))
-    forward = LabelMapForward(models, "cpu", [Quality()])
+    forward = LabelMapForward(models, "cpu", extras=[Quality()])
     with torch.inference_mode():
         return forward([prepare(named, models, forward.preprocessings)], keeps_logits=True)[0]
 

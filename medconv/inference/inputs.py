@@ -29,7 +29,7 @@ from medconv.utils.logging import some
 
 
 @dataclass(frozen=True)
-class Source:
+class InputPath:
     """Where the cases come from; in messages `name path`."""
 
     path: Path
@@ -40,26 +40,26 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedCase:
     """A case of a list. Args: case_id: None: by the name of its first file. paths: None: missing channels."""
 
     case_id: str | None
     paths: tuple[str | None, ...]
 
 
-def read_text_list(source: Source) -> list[Entry]:
-    entries: list[Entry] = []
+def read_text_list(source: InputPath) -> list[ListedCase]:
+    entries: list[ListedCase] = []
     for line in _text(source).splitlines():
         line = line.strip()
         if line and not line.startswith("#"):
             paths = tuple(line.split("\t"))
             if not all(paths):
                 raise ValueError(f"{source}: expected files separated by one tab each, got {line!r:.80}")
-            entries.append(Entry(None, paths))
+            entries.append(ListedCase(None, paths))
     return entries
 
 
-def read_table(source: Source, answers: Sequence[str], path_column: str = PATH_COLUMN) -> list[Entry]:
+def read_table(source: InputPath, answers: Sequence[str], path_column: str = PATH_COLUMN) -> list[ListedCase]:
     """A row for each image, as `data=csv` reads them. Args: as of `find_cases`."""
     header, numbered_rows = read_rows(source.path)
     column = path_column_of(header, path_column)
@@ -71,22 +71,22 @@ def read_table(source: Source, answers: Sequence[str], path_column: str = PATH_C
             raise ValueError(f"{source}, row {number}: column {column!r} is empty, expected an image file")
     rows = [row for _, row in numbered_rows]
     case_ids = row_ids(source.path, header, rows, column, answers)
-    return [Entry(case_id, (row[column],)) for case_id, row in zip(case_ids, rows, strict=True)]
+    return [ListedCase(case_id, (row[column],)) for case_id, row in zip(case_ids, rows, strict=True)]
 
 
-def read_json(source: Source) -> list[Entry]:
+def read_json(source: InputPath) -> list[ListedCase]:
     text = _text(source)
     with explained(f"{source}: not JSON", ValueError, RecursionError):
         # Tuples of pairs, since a dict would lose a key that occurs twice.
         content = json.loads(text, object_pairs_hook=tuple)
     if isinstance(content, list):
-        return [Entry(None, _paths(item, source)) for item in content]
+        return [ListedCase(None, _paths(item, source)) for item in content]
     if isinstance(content, tuple):
-        return [Entry(case_id, _paths(item, source)) for case_id, item in content]
+        return [ListedCase(case_id, _paths(item, source)) for case_id, item in content]
     raise ValueError(f"{source}: expected an array of cases, or an object of case id to files")
 
 
-def _paths(item: Any, source: Source) -> tuple[str | None, ...]:
+def _paths(item: Any, source: InputPath) -> tuple[str | None, ...]:
     paths = [item] if isinstance(item, str) else item
     is_list = isinstance(paths, list) and any(paths)
     if not is_list or not all(path is None or (isinstance(path, str) and path) for path in paths):
@@ -96,7 +96,7 @@ def _paths(item: Any, source: Source) -> tuple[str | None, ...]:
     return tuple(paths)
 
 
-def _text(source: Source) -> str:
+def _text(source: InputPath) -> str:
     with explained(f"{source}: cannot be read as text", OSError, UnicodeDecodeError):
         return source.path.read_text(encoding="utf-8-sig")
 
@@ -142,7 +142,7 @@ def find_cases(
     """
     check_source(source, name)
     path, choice = choice_of(source)
-    location = Source(path, name)
+    location = InputPath(path, name)
     cases: list[Case] = []
     if path.is_dir():
         if image_patterns:
@@ -179,7 +179,7 @@ def check_source(source: Path, name: str = "source") -> None:
         raise ValueError(f"{name} {source}: no such file or folder")
 
 
-def _by_patterns(source: Source, image_patterns: Sequence[str]) -> list[Case]:
+def _by_patterns(source: InputPath, image_patterns: Sequence[str]) -> list[Case]:
     """The cases of a folder by the patterns of the training images; none if no file matches."""
     channels = [
         patterns.matching_files(f"{source.path}/{pattern}", source.name) for pattern in image_patterns
@@ -194,7 +194,7 @@ def _by_patterns(source: Source, image_patterns: Sequence[str]) -> list[Case]:
     return cases
 
 
-def _note_skipped(source: Source, image_patterns: Sequence[str], taken: Sequence[Path]) -> None:
+def _note_skipped(source: InputPath, image_patterns: Sequence[str], taken: Sequence[Path]) -> None:
     names = ", ".join(image_patterns)
     log.info("%s: %d images named as in training, %s", source, len(taken), names)
     taken_names = {path.name for path in taken}
@@ -216,13 +216,14 @@ def _with_choice(case: Case, choice: str, name: str) -> Case:
     return replace(case, images=tuple(Path(f"{path}{choice}") for path in case.images))
 
 
-def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[Case]:
+def _in_folder(source: InputPath, num_channels: int, takes_missing: bool) -> list[Case]:
     names = [path.name for path in source.path.iterdir()]
     if not any(name.endswith(volume_suffixes()) for name in names):
         finders = [image_format.cases for image_format in formats() if image_format.cases is not None]
         for find in finders:
             entries = [
-                Entry(case_id, (str(path.absolute()),)) for case_id, path in find(source.path, source.name)
+                ListedCase(case_id, (str(path.absolute()),))
+                for case_id, path in find(source.path, source.name)
             ]
             if entries:
                 return _named(source, entries)
@@ -244,7 +245,7 @@ def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[C
     return [Case(stem(path), (path,)) for path in files]
 
 
-def _warn_of_series(source: Source) -> None:
+def _warn_of_series(source: InputPath) -> None:
     """Of a study, beside whose folders somebody has put a volume."""
     finders = [image_format.cases for image_format in formats() if image_format.cases is not None]
     folders = [path for path in source.path.iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -264,7 +265,7 @@ def _has_series(find: Callable[[Path, str], list[Any]], folder: Path) -> bool:
         return True
 
 
-def _single(source: Source, num_channels: int) -> Case:
+def _single(source: InputPath, num_channels: int) -> Case:
     """The case of one file; for `CASE_0000`, with the other channels beside it."""
     path = source.path
     case_id = name_of(path)
@@ -276,7 +277,7 @@ def _single(source: Source, num_channels: int) -> Case:
     return Case(case_id, found, missing_channels=missing_numbers(found, num_channels))
 
 
-def _named(source: Source, entries: Sequence[Entry]) -> list[Case]:
+def _named(source: InputPath, entries: Sequence[ListedCase]) -> list[Case]:
     """The cases of a list; paths are relative to its folder."""
     folder = source.path.parent
     cases: dict[str, Case] = {}

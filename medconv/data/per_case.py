@@ -5,7 +5,7 @@ Errors name the setting: `source_spacing_mm`, `annotated`, `missing` or `case_we
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -33,7 +33,7 @@ def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
     """
     check_source_spacing(setting)
     if isinstance(setting, Mapping):
-        by_case(setting, dataset.cases, "source_spacing_mm")
+        by_case(setting, [case.id for case in dataset.cases], "source_spacing_mm")
     cases = [replace(case, source_spacing_mm=source_spacing(setting, case.id)) for case in dataset.cases]
     return replace(dataset, cases=tuple(cases))
 
@@ -78,7 +78,7 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
     foreground_names = dataset.class_names[1:]
     setting = _class_lists(setting, foreground_names)
     cases = list(dataset.cases)
-    annotated_names = by_case(setting, dataset.cases, "annotated")
+    annotated_names = by_case(setting, [case.id for case in dataset.cases], "annotated")
     for index, case in enumerate(cases):
         if case.id in annotated_names:
             # Label value 0 is the background, so the first foreground class is 1
@@ -178,7 +178,10 @@ def with_weights(dataset: Dataset, setting: Any) -> Dataset:
         raise ArgumentError(
             "case_weights", f"={setting}: expected {{PATTERN: a positive number}} of case ids"
         )
-    return replace(dataset, cases=weighted(dataset.cases, by_case(setting, dataset.cases, "case_weights")))
+    return replace(
+        dataset,
+        cases=weighted(dataset.cases, by_case(setting, [case.id for case in dataset.cases], "case_weights")),
+    )
 
 
 def weighted(cases: Sequence[Case], weights: Mapping[str, float]) -> tuple[Case, ...]:
@@ -233,7 +236,7 @@ def _parted(cases: Sequence[str], measure: Mapping[str, float]) -> list[list[str
     return parts
 
 
-def by_case(setting: Mapping[str, Any], cases: Sequence[Case], name: str) -> dict[str, Any]:
+def by_case(setting: Mapping[str, Any], case_ids: Collection[str], name: str) -> dict[str, Any]:
     """Case id to the value of the pattern that it matches, for the cases that match one.
 
     Args:
@@ -243,14 +246,13 @@ def by_case(setting: Mapping[str, Any], cases: Sequence[Case], name: str) -> dic
         ArgumentError: a pattern that no case matches, or a case that matches two.
     """
     values: dict[str, Any] = {}
-    for case in cases:
-        value = setting_of(setting, case.id, name)
+    for case_id in case_ids:
+        value = setting_of(setting, case_id, name)
         if value is not None:
-            values[case.id] = value
+            values[case_id] = value
     for pattern in setting:
-        if not any(fnmatchcase(case.id, str(pattern)) for case in cases):
-            ids = some([case.id for case in cases], 5)
-            raise ArgumentError(name, f": no case matches {pattern}; the ids are {ids}")
+        if not any(fnmatchcase(case_id, str(pattern)) for case_id in case_ids):
+            raise ArgumentError(name, f": no case matches {pattern}; the ids are {some(list(case_ids))}")
     return values
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of
 from medconv.data.io.formats import choice_of, structures_of, without_structures
 from medconv.data.io.images import in_folder
+from medconv.data.per_case import by_case
 from medconv.inference import output
 from medconv.inference.output import MANIFEST
 from medconv.metrics.dice import value_counts
@@ -219,7 +219,7 @@ def annotated(options: Sequence[str], cases: Collection[str], names: Sequence[st
     Raises:
         ValueError: names a pattern that no case matches, a case that matches two, an unknown class.
     """
-    names_by_case: dict[str, list[str]] = {}
+    setting: dict[str, list[str]] = {}
     for option in options:
         pattern, _, text = option.rpartition("=")
         classes = text.split(",")
@@ -228,17 +228,11 @@ def annotated(options: Sequence[str], cases: Collection[str], names: Sequence[st
                 raise ArgumentError(
                     "annotated", f" {option}: no class {name!r}; there are {', '.join(names)}"
                 )
-        # shell patterns with `*` and `?`; upper and lower case differ
-        matching_cases = [case for case in cases if fnmatchcase(case, pattern)]
-        if not matching_cases:
-            raise ArgumentError(
-                "annotated", f" {option}: no case matches; the cases are {some(sorted(cases))}"
-            )
-        for case in matching_cases:
-            if case in names_by_case:
-                raise ArgumentError("annotated", f" {option}: another pattern also matches case {case}")
-        names_by_case |= dict.fromkeys(matching_cases, classes)
-    return names_by_case
+        if pattern in setting:
+            raise ArgumentError("annotated", f" {option}: the pattern is there twice")
+        setting[pattern] = classes
+    classes_by_case: dict[str, list[str]] = by_case(setting, sorted(cases), "annotated")
+    return classes_by_case
 
 
 def with_annotated_structures(

@@ -9,7 +9,6 @@ Source: Shoeybi et al. 2019, arXiv:1909.08053, for the pair of layers with one a
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
+from medconv.models.mixin import mixed
 
 _TensorFunction = Callable[[Tensor], Tensor]
 _OUT_AXIS = 0  # of a weight (out, in, *kernel_size)
@@ -193,7 +193,7 @@ def _shard_conv(layer: Any, way: str, mesh: DeviceMesh, in_pair: bool = False) -
         layer._parameters["bias"] = _sharded(layer.bias, 0, mesh)
     layer.mesh = mesh
     layer.in_pair = in_pair
-    layer.__class__ = _mixed(_Out if way == "out" else _In, layer.__class__)
+    layer.__class__ = mixed(_Out if way == "out" else _In, layer)
 
 
 def _shard_norm(norm: Any, mesh: DeviceMesh) -> None:
@@ -204,14 +204,7 @@ def _shard_norm(norm: Any, mesh: DeviceMesh) -> None:
                 tensors[key] = _sharded(tensors[key], 0, mesh)
     channels = torch.empty(1, norm.num_features)
     norm.num_features = _local_channels(channels, mesh).shape[1]
-    norm.__class__ = _mixed(_Local, norm.__class__)
-
-
-@cache
-def _mixed(mixin: type, layer_class: type) -> type:
-    """A subclass for the layer to become: its names, hooks and `isinstance` stay valid."""
-    name = f"{mixin.__name__.strip('_')}{layer_class.__name__}"
-    return type(name, (mixin, layer_class), {})
+    norm.__class__ = mixed(_Local, norm)
 
 
 def _sharded(tensor: Tensor, axis: int, mesh: DeviceMesh) -> Tensor:

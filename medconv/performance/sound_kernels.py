@@ -1,7 +1,12 @@
 """Operations that PyTorch computes wrongly on CPUs, computed in another way.
 
-The gradient of a convolution's weight keeps memory that was never written, or overwrites other memory
-(torch 2.13, oneDNN 3.12), where
+Convolutions keep memory that was never written, or overwrite other memory (torch 2.13, oneDNN 3.12). The
+output, where
+- in bf16, a 3-D input is one voxel long, and the kernel longer, along the first axis;
+- in bf16, a 3-D input is shorter than a dilated kernel along an axis: Python ends by a segmentation fault;
+the gradient of the input, where
+- a transposed 3-D convolution gives one channel in channels-last;
+and the gradient of the weight, where
 - in bf16 (AVX-512), a 3-D input is shorter than its kernel along an axis;
 - in bf16, the last output axis has one element and a stride above 1; with AMX the output is wrong there, too
   (pytorch#169688);
@@ -61,13 +66,13 @@ def _convolution(
     kernel: Any, keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any
 ) -> Tensor:
     stride, padding, dilation, transposed, *_ = settings
-    is_affected = input.dtype == torch.bfloat16 and not transposed and stride[-1] > 1
-    if is_affected:
+    if input.dtype == torch.bfloat16 and not transposed:
+        extent = _extent(weight, dilation)
         # by how much the kernel can move along the last axis
-        padded_voxels = input.shape[-1] + 2 * padding[-1]
-        slack = padded_voxels - _extent(weight, dilation)[-1]
-        gives_one_element = slack < stride[-1]  # along the last axis
-        if gives_one_element:
+        slack = input.shape[-1] + 2 * padding[-1] - extent[-1]
+        gives_one_element = stride[-1] > 1 and slack < stride[-1]
+        is_flat_or_dilated = input.shape[2] == 1 or max(dilation) > 1
+        if gives_one_element or (is_flat_or_dilated and _is_short(input.shape[2:], extent)):
             wide_bias = None if bias is None else bias.float()
             output: Tensor = kernel(keys, input.float(), weight.float(), wide_bias, *settings)
             return output.to(input.dtype)
@@ -88,6 +93,11 @@ def _convolution_backward(
         extent=_extent(weight, dilation),
         stride=stride,
     )
+    if transposed and weight.shape[1] == 1:
+        # `contiguous` would keep the strides of the only channel, by which torch tells the layout
+        grad, input, weight = (
+            each.clone(memory_format=torch.contiguous_format) for each in (grad, input, weight)
+        )
     if dtype == input.dtype:
         return kernel(keys, grad, input, weight, *settings)  # type: ignore[no-any-return]
     grads = kernel(keys, grad.to(dtype), input.to(dtype), weight.to(dtype), *settings)
@@ -113,16 +123,18 @@ def _sound_type(
     if dtype not in (torch.bfloat16, torch.float32):
         return dtype
     is_3d = len(fine_size) == 3
-    # the third and fourth case of this module's docstring, where fp32 is wrong, too
+    # the last two cases of this module's docstring, where fp32 is wrong, too
     is_long_kernel = is_3d and extent[0] > 6 and stride[0] > 1 and fine_size[0] < 2 * extent[0]
     is_narrow_point = max(extent) == 1 and max(stride) > 1 and channels < _REGISTER
     if is_long_kernel or is_narrow_point:
         return torch.float64
-    # the first case, and then the second
-    is_shorter = [size < reach for size, reach in zip(fine_size, extent, strict=True)]
-    is_short_input = is_3d and any(is_shorter)
     gives_one_element = coarse_size[-1] == 1 and stride[-1] > 1
-    return torch.float32 if is_short_input or gives_one_element else dtype
+    return torch.float32 if _is_short(fine_size, extent) or gives_one_element else dtype
+
+
+def _is_short(size: Sequence[int], extent: Sequence[int]) -> bool:
+    """Whether a 3-D input is shorter than the kernel along an axis."""
+    return len(size) == 3 and any(voxels < reach for voxels, reach in zip(size, extent, strict=True))
 
 
 def _extent(weight: Tensor, dilation: Sequence[int]) -> list[int]:

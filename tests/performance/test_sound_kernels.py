@@ -52,6 +52,38 @@ def test_strided_kernels_of_seven_voxels_give_in_fp32_what_they_do_in_fp64():
         assert (result.double() - right).norm() < 1e-5 * right.norm()
 
 
+@pytest.mark.parametrize("channels", [1, 12, 32])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_flat_volume_gives_in_bf16_what_it_does_in_fp32(channels, dilation):
+    torch.manual_seed(0)
+    image, weight = torch.randn(1, channels, 1, 16, 16), torch.randn(8, channels, 3, 3, 3)
+    right = F.conv3d(image, weight, padding=dilation, dilation=dilation)
+    _leave_nan_in_freed_memory()
+    result = F.conv3d(image.bfloat16(), weight.bfloat16(), padding=dilation, dilation=dilation)
+    assert (result.float() - right).norm() < 0.01 * right.norm()
+
+
+def test_a_transposed_convolution_to_one_channel_has_its_gradient_in_channels_last():
+    torch.manual_seed(0)
+    settings = {"stride": (2, 1, 2), "padding": (1, 0, 1), "output_padding": (1, 0, 1)}
+    values = [torch.randn(2, 48, 6, 5, 1), torch.randn(48, 1, 3, 1, 3)]
+    grads = []
+    for dtype in (torch.float64, torch.float32):
+        image, weight = (
+            value.to(dtype).to(memory_format=torch.channels_last_3d).requires_grad_() for value in values
+        )
+        output = F.conv_transpose3d(image, weight, **settings)
+        _leave_nan_in_freed_memory()
+        grads.append(torch.autograd.grad(output.square().sum(), (image, weight)))
+    for right, result in zip(*grads, strict=True):
+        assert (result.double() - right).norm() < 1e-5 * right.norm()
+
+
+def _leave_nan_in_freed_memory():
+    for size in (16, 64, 200, 512, 1000, 4096, 2**15):
+        torch.full((size,), float("nan"))
+
+
 def _pass(dtype, convolve, size, kernel, stride):
     """The output and the gradients of input, weight and bias; memory freed before is full of NaN."""
     torch.manual_seed(0)

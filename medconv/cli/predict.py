@@ -186,7 +186,7 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     spacing_mm = predictor.members[0].source_spacing_mm
     if spacing_mm:
         log.info(
-            "spacing of the images, in place of their headers': %s mm (data.source_spacing_mm)", spacing_mm
+            "spacing of the images, in place of their headers: %s mm (data.source_spacing_mm)", spacing_mm
         )
     cases = find_cases(
         source,

@@ -59,16 +59,26 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
     if not is_network and not is_convolution:
         raise ConfigError(
             f"{key}._target_={target} is refused: a checkpoint may name network classes of "
-            f"{', '.join(NETWORKS)} only; name your own package by --package "
-            f"{(home or target).partition('.')[0]}"
+            f"{', '.join(NETWORKS)} only; your own package is named by "
+            f"{_naming((home or target).partition('.')[0])}"
         )
     for name, value in _arguments(named_object, node).items():
         if value and (name in _FILES or "pretrained" in str(name)):
             raise ConfigError(
                 f"{key}.{name}={value} is refused: a checkpoint may not name what its network would read or "
-                "fetch. For a checkpoint of your own, add --package "
-                f"{home.partition('.')[0]}"
+                f"fetch; for a checkpoint of your own, add {_naming(home.partition('.')[0])}"
             )
+
+
+def packages_of(*nodes: Mapping[str, Any] | None) -> list[str]:
+    """The packages of classes in a config of the user's own, but for those that every checkpoint may name."""
+    targets = [str(described["_target_"]) for node in nodes if node for _, described in iter_nodes(node, "")]
+    return sorted({target.partition(".")[0] for target in targets if not _below(target, NETWORKS)})
+
+
+def _naming(package: str) -> str:
+    """How a package is named as trusted."""
+    return f"--package {package} (in Python, trusted=[{package!r}])"
 
 
 def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:

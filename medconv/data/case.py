@@ -169,6 +169,7 @@ class Case:
             None: they are the same.
         soft_label: None: the label is a label map.
         missing_channels: that the case lacks; `images` are then one file for each of the others.
+        own_id: in its own dataset, where several are joined, which give ids of their own; else empty.
     """
 
     id: str
@@ -183,6 +184,7 @@ class Case:
     relabel: Relabel | None = None
     soft_label: SoftLabel | None = None
     missing_channels: tuple[int, ...] = ()
+    own_id: str = ""
 
     @property
     def files(self) -> tuple[Path, ...]:

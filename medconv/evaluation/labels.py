@@ -1,5 +1,6 @@
 """The classes of label maps, from files, and the surface tolerance of each class, from options."""
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from medconv.data.case import Relabel
 from medconv.data.datasets import dataset_json
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of
@@ -23,6 +25,8 @@ from medconv.utils.errors import ArgumentError, explained
 from medconv.utils.logging import some
 
 _DEFAULT_TOLERANCE_MM = 1.0
+
+log = logging.getLogger(__name__)
 
 
 def reference_files(
@@ -71,30 +75,38 @@ def _of_manifest(predictions: Path) -> SegmentationTargets | None:
     return targets
 
 
-def _agreed(
-    predicted: SegmentationTargets | None, predictions: Path, references: Path
-) -> SegmentationTargets | None:
-    """The targets of predictions; None: those of their references."""
-    if predicted is None:
-        return _of_references(references)
+def renumbering(targets: SegmentationTargets | None, references: Path) -> Relabel | None:
+    """Label values of the references by their dataset.json, to those of the same names in the predictions;
+    None: they are the same, or nothing says what they are. Joined datasets, for example, have values of
+    their own.
+
+    Raises:
+        ValueError: the values differ, and a class of the references has no value in the predictions.
+    """
     try:
         declared = _of_references(references)
     except (OSError, ValueError):
-        declared = None  # it was not needed
-    have_values = isinstance(predicted, LabelMapTargets) and not predicted.draws_classes
-    if have_values and isinstance(declared, LabelMapTargets):
-        for name, values in predicted.by_name.items():
-            if declared.by_name.get(name, values) != values:
-                raise ValueError(
-                    f"{predictions / MANIFEST}: {name} has label value {_enumerated(values)}, and "
-                    f"{_enumerated(declared.by_name[name])} in the dataset.json of the references "
-                    f"{references}; expected label maps of one numbering"
-                )
-    return predicted
-
-
-def _enumerated(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
+        return None  # it was not needed
+    if not isinstance(targets, LabelMapTargets) or not isinstance(declared, LabelMapTargets):
+        return None
+    if targets.draws_classes:  # in place of label values
+        return None
+    there = declared.by_name
+    differing = [name for name, values in targets.by_name.items() if there.get(name, values) != values]
+    if not differing:
+        return None
+    missing = [name for name in there if name not in targets.by_name]
+    if missing:
+        raise ValueError(
+            f"references {references}: their dataset.json gives {differing[0]} another label value than the "
+            f"predictions have, and names {', '.join(missing)}, which these do not have; expected one "
+            "numbering, or the same names"
+        )
+    pairs = {0: 0} | {there[name][0]: targets.by_name[name][0] for name in there}
+    if declared.ignore is not None and targets.ignore is not None:
+        pairs[declared.ignore] = targets.ignore
+    log.info("references: label values of %s are matched by name, as their dataset.json differs", references)
+    return tuple(sorted(pairs.items()))
 
 
 def _of_references(references: Path) -> SegmentationTargets | None:
@@ -109,8 +121,7 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
     dataset.json; None: neither exists. A folder without a manifest takes those of the others.
 
     Raises:
-        ValueError: their classes differ, such a file without the classes, or one class has other values in
-            both; names it.
+        ValueError: their classes differ, or such a file does not have them.
     """
     agreed: SegmentationTargets | None = None
     first_folder = predictions[0]
@@ -124,7 +135,7 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
             raise ValueError(
                 f"{folder}: its classes differ from those of {first_folder}: {names}, or their label values"
             )
-    return _agreed(agreed, first_folder, references)
+    return _of_references(references) if agreed is None else agreed
 
 
 def class_names_of(targets: SegmentationTargets | None) -> list[str] | None:

@@ -73,6 +73,7 @@ def raters_of(
     references: Mapping[str, Path],
     targets: SegmentationTargets | None,
     annotated: Sequence[str] = (),
+    renumbered: Relabel | None = None,
 ) -> Raters:
     """The raters at these paths.
 
@@ -82,6 +83,7 @@ def raters_of(
         references: case to the file of the first rater.
         targets: None: classes are numbered.
         annotated: as of `segmentation.evaluate`.
+        renumbered: as of `labels.renumbering`.
     Raises:
         ArgumentError: a rater without any of the cases, one given twice, or a consensus without raters.
     """
@@ -101,7 +103,9 @@ def raters_of(
         files[str(path)] = labels.with_annotated_structures(of_rater, annotated, targets, references)
     class_names = labels.class_names_of(targets)
     ignore = targets.ignore if targets else None
-    relabel = {rater: relabels(of_rater, class_names, ignore) for rater, of_rater in files.items()}
+    relabel = {
+        rater: relabels(of_rater, class_names, ignore, renumbered) for rater, of_rater in files.items()
+    }
     return Raters(files, relabel, consensus or "majority")
 
 

@@ -62,22 +62,24 @@ def evaluate(
     targets = labels.agreed_targets([maps.folder for maps in prediction_sets], reference_set.folder)
     class_names = labels.class_names_of(targets)
     ignore = targets.ignore if targets else None
+    renumbered = labels.renumbering(targets, reference_set.folder)
     settings = Settings(
         tolerance_mm or {},
         selection or MetricSelection(),
         annotated,
-        raters_of(raters, consensus, reference_set.files, targets, annotated),
+        raters_of(raters, consensus, reference_set.files, targets, annotated, renumbered),
     )
     reference_files = labels.with_annotated_structures(reference_set.files, annotated, targets)
     # What can fail is checked before the work, not after it.
     if targets:
         labels.check_tolerances(settings.tolerances, targets.names)
-        check_ignored((targets.ignore, *targets.also_ignored), reference_files.values())
+        ignored = (targets.ignore, *targets.also_ignored)
+        check_ignored(ignored, reference_files.values(), targets.num_values)
     # Masks of 0 and 255 are read as labels 0 and 1, and files that name their values by name.
-    reference_set = replace(reference_set, files=reference_files)
-    reference_set, *prediction_sets = [
-        replace(maps, relabel=relabels(maps.files, class_names, ignore))
-        for maps in (reference_set, *prediction_sets)
+    reference_relabels = relabels(reference_files, class_names, ignore, renumbered)
+    reference_set = replace(reference_set, files=reference_files, relabel=reference_relabels)
+    prediction_sets = [
+        replace(maps, relabel=relabels(maps.files, class_names, ignore)) for maps in prediction_sets
     ]
     first = prediction_sets[0]
     image_files = labels.images_of(first.folder, reference_set.folder, images, list(first.files))

@@ -106,6 +106,9 @@ def predict(
             ended += len(batch)
             progress.update(progress.task_ids[0], completed=ended + len(output.skipped))
     # What was done, by whom, and what failed.
+    for warning, (_, *more) in stages.warned.items():
+        if more:
+            log.warning("%d more case%s (%s): %s", len(more), "s" * (len(more) > 1), some(more), warning)
     num_before, num_claimed = len(output.skipped), len(output.claimed_by_others)
     num_now = len(cases) - num_claimed - num_before - len(stages.failed)
     log.info(
@@ -131,11 +134,13 @@ class _Stages:
 
     Args:
         failed: case id to why it failed.
+        warned: a warning to the cases that it is about; said once, and at the end of how many more.
     """
 
     predictor: Predictor
     output: Output
     failed: dict[str, str] = field(default_factory=dict)
+    warned: dict[str, list[str]] = field(default_factory=dict)
 
     def load(self, batch: Sequence[Claim]) -> list[Input]:
         inputs: list[Input] = []
@@ -147,7 +152,10 @@ class _Stages:
                 self.failed[claim.case.id] = reason(error)
                 continue
             if case_input.warning:
-                log.warning("case %s: %s", claim.case.id, case_input.warning)
+                alike = self.warned.setdefault(case_input.warning, [])
+                if not alike:
+                    log.warning("case %s: %s", claim.case.id, case_input.warning)
+                alike.append(claim.case.id)
             inputs.append(case_input)
         return inputs
 

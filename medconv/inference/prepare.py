@@ -247,6 +247,8 @@ def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
         advice = ""
         if model.takes_missing:
             advice = "; name channels CASE_0000, CASE_0001, ..., or list a missing one as null in a .json"
+        elif num_channels > len(model.modalities) and len(image.case.images) == 1:
+            advice = "; the fourth axis of a volume has channels, not times"
         raise ValueError(f"{image.name}: the network was trained on {expected}, found {num_channels}{advice}")
     shape = image.grid.shape
     # A 2D image is a volume of one slice.

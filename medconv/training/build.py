@@ -164,7 +164,7 @@ def record_of(config: RunConfig, prepared: PreparedData) -> Node:
         "config": config.plain(),
         "preprocessing": {key: configs.tuples_to_lists(value) for key, value in preprocessing.items()},
         "dataset": prepared.dataset.name,
-        "train_cases": [case.id for case in prepared.train],
+        "train_cases": [name for case in prepared.train for name in (case.id, case.own_id) if name],
         "class_names": list(prepared.dataset.class_names),
         "targets": config.derived.targets,
         "modalities": list(prepared.dataset.modalities),

@@ -12,6 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from medconv import config as configs
 from medconv import doors
 from medconv.config import ConfigError, DataConfig, Derived, Node, RunConfig
@@ -47,6 +49,7 @@ from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NO_EARLIER_PLAN, check_stages, derived_values, make_plan
 from medconv.utils import signals
 from medconv.utils.errors import ArgumentError
+from medconv.utils.logging import some
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
@@ -133,7 +136,7 @@ def find_data(data: DataConfig) -> Dataset:
         dataset = per_case.with_weights(dataset, data.case_weights)
     if dataset.targets.ignore is not None:
         ignored = (dataset.targets.ignore, *dataset.targets.also_ignored)
-        check_ignored(ignored, [case.label for case in dataset.cases])
+        check_ignored(ignored, [case.label for case in dataset.cases], len(dataset.class_names))
     return dataset
 
 
@@ -455,20 +458,33 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     if split.train[0].values is not None:
         splits.check_examples(split, dataset.targets, _remedy(split, data))
     if isinstance(dataset.targets, SegmentationTargets):
-        _warn_without_foreground(split, dataset, measured)
+        _warn_of_foreground(split, dataset, measured)
     whole_images = dataset.targets.family.own("whole_images")
     if whole_images:
         whole_images.check(split, dataset, measured, data)
     return split
 
 
-def _warn_without_foreground(split: DataSplit, dataset: Dataset, measured: Fingerprint) -> None:
-    """A false positive has Dice 0 there, and a right answer has none, so that no network is the best."""
-    foreground = {
-        case.id: sum(voxels[1:]) for case, voxels in zip(dataset.cases, measured.class_voxels, strict=False)
+def _warn_of_foreground(split: DataSplit, dataset: Dataset, measured: Fingerprint) -> None:
+    """Of classes that only cases outside training have, and of a validation without foreground: a false
+    positive has Dice 0 there, and a right answer has none, so that no network is the best.
+    """
+    voxels_of_case = {
+        case.id: voxels for case, voxels in zip(dataset.cases, measured.class_voxels, strict=False)
     }
-    counts = [foreground.get(case.id, 0) for case in split.val]
-    if foreground and counts and not any(counts):
+    in_training = [voxels_of_case[case.id] for case in split.train if case.id in voxels_of_case]
+    if in_training:
+        in_all = np.sum(list(voxels_of_case.values()), axis=0)
+        is_lost = (np.sum(in_training, axis=0) == 0) & (in_all > 0)
+        lost = [name for name, lacks in zip(dataset.class_names, is_lost.tolist(), strict=False) if lacks]
+        if lost:
+            log.warning(
+                "no training case has a voxel of %s, which only cases outside training have: the network "
+                "cannot learn it, and its Dice counts as 0 there; another data.fold may have cases with it",
+                some(lost, 20),
+            )
+    counts = [sum(voxels_of_case[case.id][1:]) for case in split.val if case.id in voxels_of_case]
+    if counts and not any(counts):
         log.warning(
             "no validation case has foreground, so that Dice cannot tell a good network from a poor one; "
             "another data.fold or data.splits_file may have cases with it"

@@ -313,6 +313,15 @@ def test_networks_and_trusted_packages_are_built():
     assert trusted.build_trusted(loss, "loss", ["monai.losses"]).sigmoid
 
 
+def test_the_packages_of_a_config_of_the_users_own():
+    model = {
+        "_target_": "mine.Net",
+        "block": {"_target_": "other.Block"},
+        "norm": {"_target_": "torch.nn.ReLU"},
+    }
+    assert trusted.packages_of(model, None, {"_target_": "medconv.convs.smooth"}) == ["mine", "other"]
+
+
 def test_the_argument_pretrained_is_allowed():
     node = {
         "_target_": "monai.networks.nets.DenseNet121",

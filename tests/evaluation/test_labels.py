@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from medconv.evaluation import labels as evaluation_labels
-from medconv.evaluation.labels import agreed_targets, check_tolerances, numbered, tolerance_of, tolerances
+from medconv.evaluation.labels import (
+    agreed_targets,
+    check_tolerances,
+    numbered,
+    renumbering,
+    tolerance_of,
+    tolerances,
+)
 from medconv.features.instances.targets import InstanceTargets
 from medconv.features.raters.targets import SoftTargets
 from medconv.inference.output import MANIFEST
@@ -154,22 +161,26 @@ def test_a_manifest_counts_more_than_what_the_references_declare(tmp_path):
     assert found == LabelMapTargets.of_classes(("background", "a", "b"))
 
 
-def test_predictions_of_another_numbering_than_the_references_are_refused(tmp_path):
+def test_references_of_another_numbering_are_matched_by_name(tmp_path):
     labels = {"labels": {"background": 0, "head": 1, "tail": 2}}
-    record = {"class_names": ["background", "tail", "head"]}
+    record = {"class_names": ["background", "tail", "body", "head"]}
     predictions, references = folders(tmp_path, record, labels)
-    expected = r"prediction\.json: tail has label value 1, and 2 in the dataset\.json of the references "
-    with pytest.raises(ValueError, match=expected):
-        targets_of(predictions, references)
-    with pytest.raises(ValueError, match=expected):
-        agreed_targets([tmp_path, predictions], references)
+    targets = targets_of(predictions, references)
+    assert targets.names == ("tail", "body", "head")
+    assert renumbering(targets, references) == ((0, 0), (1, 3), (2, 1))
+    assert renumbering(targets, tmp_path / "elsewhere/labelsTr") is None
+    with pytest.raises(ValueError, match=r"gives tail another label value.* and names head, which these do"):
+        renumbering(LabelMapTargets.of_classes(("background", "tail")), references)
     # a file that is not needed may be of any form
-    assert targets_of(*folders(tmp_path, record, {"labels": 3})).names == ("tail", "head")
+    predictions, references = folders(tmp_path, record, {"labels": 3})
+    assert targets_of(predictions, references) == targets and renumbering(targets, references) is None
 
 
 def test_interior_and_border_of_objects_are_no_values_of_files(tmp_path):
     labels = {"labels": {"background": 0, "border": 1, "interior": 2}}
-    assert targets_of(*folders(tmp_path, {"targets": InstanceTargets().plain()}, labels)) == InstanceTargets()
+    predictions, references = folders(tmp_path, {"targets": InstanceTargets().plain()}, labels)
+    assert targets_of(predictions, references) == InstanceTargets()
+    assert renumbering(InstanceTargets(), references) is None
 
 
 def test_classes_without_names_are_numbered():

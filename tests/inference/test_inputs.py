@@ -132,7 +132,7 @@ def test_missing_channels_are_those_of_their_case(tmp_path):
 
 def test_channels_that_no_network_has_are_named(tmp_path):
     touch(tmp_path, "a_0000.nii.gz", "a_0001.nii.gz", "c_0000.nii.gz", "c_0002.nii.gz")
-    message = rf"^{tmp_path}: a case has channels 0 to 1, but c has \[0, 2\]$"
+    message = rf"^{tmp_path}: a case has channels 0 to 1, but c has \[0, 2\]; if these numbers count cases"
     with pytest.raises(ValueError, match=message):
         find_cases(tmp_path, 2)
 

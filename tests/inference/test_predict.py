@@ -70,6 +70,19 @@ def test_training_cases_among_the_images_cause_a_warning_and_are_in_the_manifest
     assert json.loads((tmp_path / "one/prediction.json").read_text())["train_cases"] == []
 
 
+def test_a_warning_of_several_cases_is_said_once_and_counted(exported, tmp_path, monkeypatch, capsys):
+    images, checkpoint, _ = exported
+    for case in ("a", "b", "c"):
+        image = nib.load(images / "case_0.nii.gz")
+        flat = nib.Nifti1Image(np.zeros(image.shape, np.float32), image.affine)
+        (tmp_path / "flat").mkdir(exist_ok=True)
+        nib.save(flat, tmp_path / f"flat/{case}.nii.gz")
+    assert call(monkeypatch, checkpoint, tmp_path / "flat", "--output", tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("a channel is constant") == 2
+    assert "case a: a channel is constant" in printed and "2 more cases (b, c): a channel is" in printed
+
+
 def test_quality_is_the_agreement_of_the_networks(exported, tmp_path, monkeypatch, capsys):
     """The networks' own label maps give Dice and volumes, the mean probabilities the uncertainty."""
     images, checkpoint, _ = exported

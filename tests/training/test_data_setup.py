@@ -308,6 +308,19 @@ def test_a_fold_without_foreground_to_validate_gets_a_word(tmp_path, caplog):
     caplog.clear()
     prepare_data(checked(write(tmp_path / "pictures", 20)))
     assert "no validation case has foreground" not in caplog.text
+    assert "no training case has a voxel" not in caplog.text
+
+
+def test_a_class_that_no_training_case_of_the_fold_has_is_named(tmp_path, caplog):
+    root = tiny.write_dataset(tmp_path / "data", cases=6)
+    settings = config.validate(tiny.composed(*tiny.overrides(root), f"data.cache_dir={tmp_path / 'cache'}"))
+    dataset = data_setup.find_data(settings.data)
+    for case in data_setup.split_cases(dataset, settings.data).train:
+        image = nib.load(case.label)
+        label = np.asarray(image.dataobj)
+        nib.save(nib.Nifti1Image(np.where(label == 1, 0, label), image.affine), case.label)
+    prepare_data(settings)
+    assert f"no training case has a voxel of {dataset.class_names[1]}, which only cases" in caplog.text
 
 
 def test_a_number_of_folds_that_nothing_divides_is_named(tmp_path, caplog):

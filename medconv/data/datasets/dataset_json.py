@@ -254,7 +254,10 @@ def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[
     ]
     if further:
         named = some(further, _MAX_NAMED)
-        raise ValueError(f"{files[0].parent}: a case has channels 0 to {num_channels - 1}, but {named}")
+        raise ValueError(
+            f"{files[0].parent}: a case has channels 0 to {num_channels - 1}, but {named}; "
+            "if these numbers count cases, give a list of files (.txt)"
+        )
     return _ordered_files(channels_by_case)
 
 

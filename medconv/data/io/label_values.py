@@ -159,19 +159,23 @@ def relabel_by_name(
 
 
 def relabels(
-    files: Mapping[str, Path], class_names: Sequence[str] | None, ignore: int | None = None
+    files: Mapping[str, Path],
+    class_names: Sequence[str] | None,
+    ignore: int | None = None,
+    otherwise: Relabel | None = None,
 ) -> dict[str, Relabel | None]:
-    """How each of these label files is read: by name, or else as `relabel_of` has it.
+    """How each of these label files is read: by name, or else as `otherwise` or `relabel_of` has it.
 
     Args:
         files: case to its label file.
         class_names: by label value; None: not known.
         ignore: label value to ignore.
+        otherwise: how files without names are read; None: not known.
 
     Raises:
         ValueError: as `relabel_of` and `relabel_by_name`.
     """
-    of_all = relabel_of(files.values(), None if class_names is None else len(class_names))
+    of_all = otherwise or relabel_of(files.values(), None if class_names is None else len(class_names))
     names = names_of(files)
     by_name = relabel_by_name(files, names, class_names or (), ignore) if names else {}
     return {case: by_name.get(case, of_all) for case in files}

@@ -207,19 +207,22 @@ def _flat_share(pixels: np.ndarray, background: int) -> float:
     return float((equal[pixels != background] >= 2).mean())
 
 
-def check_ignored(values: Iterable[int | None], masks: Iterable[Path | None]) -> None:
+def check_ignored(values: Iterable[int | None], masks: Iterable[Path | None], num_classes: int) -> None:
     """Check that pictures can hold the values to ignore.
 
     Args:
         values: label values; None: no value is ignored.
         masks: label maps of any format; None where a case has none.
+        num_classes: with the background; of several besides it, masks are read as they are.
 
     Raises:
         ValueError: a picture, in which the value to ignore may stand for the only class.
     """
     unclear = [value for value in values if value is not None and value >= MIN_SINGLE_VALUE]
+    if num_classes > 2 or not unclear:
+        return
     pictures = (path for path in masks if path is not None and is_picture(path))
-    if unclear and (path := next(pictures, None)):
+    for path in pictures:
         raise ValueError(
             f"{path}: the value to ignore must be below {MIN_SINGLE_VALUE}, "
             f"as a mask of 0 and {unclear[0]} is read as 0 and 1"

@@ -55,6 +55,7 @@ def parser() -> Parser:
 def run_command(options: argparse.Namespace) -> int:
     """Train all members, then compare them. Returns: the exit code, of the first member that failed."""
     from medconv.config import compose
+    from medconv.config.trusted import packages_of
     from medconv.features.ensemble import gains, members, shares
     from medconv.training.run_dir import RunDir
 
@@ -93,7 +94,9 @@ def run_command(options: argparse.Namespace) -> int:
         return DONE
     code = members.train(ensemble, devices)
     if code == DONE:
-        gains.write(ensemble, config, options.package)
+        # Classes that this command's configs name are the user's choice
+        own = [package for each, _ in found for package in packages_of(each.model, each.conv)]
+        gains.write(ensemble, config, [*options.package, *own])
         print(gains.table(folder))
     return code
 

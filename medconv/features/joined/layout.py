@@ -1,5 +1,6 @@
 """`data=joined`: several datasets with labels of their own, joined by the names of their classes."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from medconv.data.datasets.tables import spelling_error
 from medconv.data.preprocessing.normalisation import normalisation_for
 from medconv.targets.label_map import LabelMapTargets
 from medconv.utils.errors import Argument, ArgumentError
+
+log = logging.getLogger(__name__)
 
 _LAYOUTS: dict[str, Callable[..., Dataset]] = {
     "auto": auto,
@@ -49,6 +52,8 @@ def joined(entries: Mapping[str, Mapping[str, Any]] | None) -> Dataset:
     ignore = _common_ignore(datasets, class_names)
     cases: list[Case] = []
     errors: dict[str, str] = {}
+    names = ", ".join(f"{value} {name}" for value, name in enumerate(class_names))
+    log.info("data: label values of the joined dataset, and of its predictions: %s", names)
     for name, dataset in datasets.items():
         cases += _renumbered_cases(name, dataset, class_names, ignore)
         for case_id, error in dataset.errors.items():
@@ -197,6 +202,7 @@ def _renumbered_cases(
         joined_case = replace(
             case,
             id=f"{dataset_name}_{case.id}",
+            own_id=case.id,
             group=f"{dataset_name}_{case.group}" if case.group else "",
             relabel=relabel,
             annotated=None if has_all_classes else tuple(sorted(annotated)),

@@ -128,7 +128,8 @@ def write_nnunet(
     file = trained / f"fold_{_fold(content)}" / _CHECKPOINT
     file.parent.mkdir(parents=True)
     plans = export_plans.plans(model, NnUNet.of_network(network), dataset_name)
-    dataset = export_plans.dataset_json(model, dataset_name)
+    num_cases = content["medconv"]["config"]["derived"]["num_train_cases"]
+    dataset = export_plans.dataset_json(model, dataset_name, num_cases)
     for name, values in (("plans.json", plans), ("dataset.json", dataset)):
         (trained / name).write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")
     with file.open("wb") as opened:

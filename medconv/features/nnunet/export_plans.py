@@ -147,15 +147,18 @@ def _intensities(preprocessing: PreprocessingConfig) -> Content:
     return intensities
 
 
-def dataset_json(model: LoadedModel, dataset_name: str) -> Content:
-    """The content of dataset.json. Unlabelled voxels have no value here: predictions have none."""
+def dataset_json(model: LoadedModel, dataset_name: str, num_cases: int) -> Content:
+    """The content of dataset.json. Unlabelled voxels have no value here: predictions have none.
+
+    Args: num_cases: that the network was trained on.
+    """
     targets = model.targets
     labels: Content = {"background": 0}
     content: Content = {
         "name": dataset_name,
         "channel_names": {str(channel): name for channel, name in enumerate(model.modalities)},
         "labels": labels,
-        "numTraining": len(model.train_cases),
+        "numTraining": num_cases,
         "file_ending": ".nii.gz",
     }
     if isinstance(targets, RegionTargets):

@@ -12,7 +12,7 @@ from medconv.data.case import Case, Dataset, Grid, Relabel
 from medconv.data.case_files import label_of, label_on
 from medconv.data.datasets.patterns import files_of
 from medconv.data.io.grids import on_grid, to_canonical
-from medconv.data.io.label_values import names_of, relabel_by_name
+from medconv.data.io.label_values import names_of, relabel_by_name, relabels
 from medconv.data.loading.patch import Sample
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, resampled_shape
 from medconv.data.preprocessing.resampling import LINEAR, nearest, zoom
@@ -179,7 +179,7 @@ def labelled(
     else:
         patterns = [raters] if isinstance(raters, str) else raters
         files = [_files_of_rater(Path(root or "") / pattern, dataset) for pattern in patterns]
-    relabels = [_relabels_by_name(of_rater, dataset) for of_rater in files]
+    relabels = [_relabels(of_rater, dataset) for of_rater in files]
     cases = []
     # A case without files of further raters is a case of one rater
     for case in dataset.cases:
@@ -193,8 +193,13 @@ def labelled(
     return cases
 
 
-def _relabels_by_name(files: Mapping[str, Path], dataset: Dataset) -> dict[str, Relabel | None]:
-    """How the files of a rater are read, by case; empty: they state no names, so as the first rater's."""
+def _relabels(files: Mapping[str, Path], dataset: Dataset) -> dict[str, Relabel | None]:
+    """How the files of a rater are read, by case; empty: as the first rater's.
+
+    Where there is one class, masks of each rater have a value of their own for it, such as 1 or 255.
+    """
+    if len(dataset.class_names) <= 2:
+        return relabels(files, dataset.class_names)
     names = names_of(files)
     by_name = relabel_by_name(files, names, dataset.class_names) if names else {}
     return {case_id: by_name.get(case_id) for case_id in names}

@@ -388,11 +388,12 @@ def test_predictions_for_pictures_are_pictures(tmp_path):
 def test_a_value_to_ignore_that_a_mask_would_hide_is_refused(tmp_path):
     """A mask of 0 and 255 has class 1, whatever 255 means elsewhere."""
     for ignore, masks in ((99, [Path("m.png")]), (None, [Path("m.png")]), (255, [None, Path("m.nii.gz")])):
-        raster.check_ignored([ignore], masks)
+        raster.check_ignored([ignore], masks, 2)
     with pytest.raises(
         ValueError, match=r"^m\.png: the value to ignore must be below 100, as a mask of 0 and 255 is"
     ):
-        raster.check_ignored([None, 255], [None, Path("m.png")])
+        raster.check_ignored([None, 255], [None, Path("m.png")], 2)
+    raster.check_ignored([255], [Path("m.png")], 3)
 
 
 def test_gif_masks_of_greys_are_values_in_any_order_of_the_palette(tmp_path):

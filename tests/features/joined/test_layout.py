@@ -49,7 +49,8 @@ def test_a_class_in_two_spellings_is_an_error(two):
         joined(two)
 
 
-def test_classes_are_joined_by_name_and_cases_annotate_their_own(two, tmp_path):
+def test_classes_are_joined_by_name_and_cases_annotate_their_own(two, tmp_path, caplog):
+    caplog.set_level("INFO")
     dataset = joined(two)
     assert dataset.name == "one_two" and dataset.class_names == ("background", "big", "small", "vessel")
     assert dataset.targets.ignore == 9
@@ -57,7 +58,9 @@ def test_classes_are_joined_by_name_and_cases_annotate_their_own(two, tmp_path):
         **dict.fromkeys(("one_case_0", "one_case_1"), (1, 2)),
         **dict.fromkeys(("two_case_0", "two_case_1", "two_case_2"), (2, 3)),
     }
+    assert "label values of the joined dataset, and of its predictions: 0 background, 1 big, 2" in caplog.text
     by_id = {case.id: case for case in dataset.cases}
+    assert by_id["two_case_0"].own_id == "case_0"
     assert by_id["one_case_0"].relabel == ((0, 0), (1, 1), (2, 2))  # a vessel is not declared there
     expected = np.array([0, 3, 2])[label_array(1)]
     expected[0] = 9

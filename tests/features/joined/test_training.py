@@ -50,7 +50,10 @@ def test_a_dataset_that_lacks_a_class_is_no_reference_for_it(both, tmp_path, cap
     summary = run.train(checked, RunDir.of(checked, {}))
     assert set(summary["val/dice_per_class"]) == {"box", "hole"}
     assert all(np.isfinite(tiny.losses(tmp_path / "run")))
-    rows = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]["validation"]
+    content = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
+    rows = content["validation"]
+    names = set(content["train_cases"])  # also those by which prediction may meet the files again
+    assert {name.partition("_")[2] for name in names if name[:2] in ("a_", "b_")} <= names
     assert {case[0] for case in rows} == {"a", "b"}
     assert all((row["box"] is None) == case.startswith("b_") for case, row in rows.items())
     for words in (

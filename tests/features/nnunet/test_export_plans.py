@@ -85,10 +85,10 @@ def test_orientation_and_resampling_follow_the_convention(convention, reader, se
 
 def test_regions_keep_their_order():
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), order=(1, 2))
-    content = export_plans.dataset_json(replace(_model(), targets=regions), "Dataset001_A")
+    content = export_plans.dataset_json(replace(_model(), targets=regions), "Dataset001_A", 3)
     assert content["labels"] == {"background": 0, "whole": [1, 2], "core": [2]}
     assert content["regions_class_order"] == [1, 2]
-    assert export_plans.dataset_json(_model(), "A")["labels"] == {"background": 0, "a": 1}
+    assert export_plans.dataset_json(_model(), "A", 3)["labels"] == {"background": 0, "a": 1}
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ import pytest
 from helpers.rated import add_rater, with_raters, write_probabilities
 from helpers.stores import rewritten, times, touch
 from helpers.volumes import SHAPE, affine_of, label_array, preprocessing_config, save, write_msd, write_nnunet
+from PIL import Image
 
 from medconv.data.case import Grid
 from medconv.data.case_files import image_of, label_of
 from medconv.data.datasets.dataset_json import msd, nnunet
+from medconv.data.datasets.folder import folder
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.preprocess import preprocess_image, preprocess_label
 from medconv.features.raters.labels import preprocess_probabilities, probabilities_on, rated, rater_labels_on
@@ -38,6 +40,21 @@ def test_the_label_is_the_mean_of_the_raters_and_their_consensus_where_both_agre
     _, grid = image_of(case)
     np.testing.assert_array_equal(rater_labels_on(case, grid), [first, second])
     assert rater_labels_on(alone, grid)[1] is None
+
+
+def test_masks_of_each_rater_have_a_value_of_their_own_for_the_only_class(tmp_path):
+    mask = np.tri(8, dtype=np.uint8)
+    for name, pixels in (("images", 7 * mask), ("labels", mask), ("labels2", 255 * mask)):
+        (tmp_path / name).mkdir()
+        for case in ("a", "b"):
+            Image.fromarray(pixels).save(tmp_path / name / f"{case}.png")
+    for first, second in (("labels", "labels2"), ("labels2", "labels")):
+        dataset = folder(str(tmp_path / "images"), str(tmp_path / first))
+        (case, _) = SoftTargets.with_soft_labels(dataset, [second], None, str(tmp_path)).cases
+        _, grid = image_of(case)
+        of_first, of_second = rater_labels_on(case, grid)
+        assert of_first.sum() == mask.sum()
+        np.testing.assert_array_equal(of_first, of_second)
 
 
 def test_each_of_several_further_raters_counts(tmp_path):

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from medconv import config
 from medconv.config.instantiate import add_package, fit_classes, iter_nodes, search_folder
 from medconv.config.keys import declared_keys
-from medconv.config.unknown_keys import check_hydra_settings, check_names, check_not_of_a_sweep, explained
+from medconv.config.unknown_keys import check_hydra_settings, check_names, check_not_of_a_sweep, with_nearest
 from medconv.config.values import NO_TEXT, ConfigError, is_text
 
 MAIN_CONFIG = "train"
@@ -260,7 +260,7 @@ def explaining(arguments: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except ConfigCompositionException as error:
-        raise explained(error, arguments) from error
+        raise with_nearest(error, arguments) from error
     except OverrideParseException as error:
         how = "and a value with spaces, commas, brackets or other special characters as 'KEY=\"VALUE\"'"
         if any(argument.startswith("=") or argument.endswith("=") for argument in arguments):

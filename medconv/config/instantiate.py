@@ -276,11 +276,11 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
     target = node.get("_target_")
     is_recursive = node.get("_recursive_", True)
     arguments = {
-        name: _argument(value, f"{key}.{name}") if is_recursive else deepcopy(value)
+        name: built(value, f"{key}.{name}") if is_recursive else deepcopy(value)
         for name, value in node.items()
         if name not in _HYDRAS_KEYS
     }
-    positional = _argument(list(node.get("_args_", ())), f"{key}._args_")
+    positional = built(list(node.get("_args_", ())), f"{key}._args_")
     try:
         make = instantiate({"_target_": target, "_partial_": True})
         if node.get("_partial_") and not kwargs:
@@ -306,14 +306,14 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
         raise ConfigError(f"{key}: {target} cannot be built: {first_line(error)}") from error
 
 
-def _argument(value: Any, key: str) -> Any:
+def built(value: Any, key: str) -> Any:
     """A copy of an argument in which every node is the object that it describes."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             return build(value, key)
-        return {name: _argument(child, f"{key}.{name}") for name, child in value.items()}
+        return {name: built(child, f"{key}.{name}") for name, child in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_argument(child, f"{key}[{index}]") for index, child in enumerate(value)]
+        return [built(child, f"{key}[{index}]") for index, child in enumerate(value)]
     return value
 
 

@@ -250,7 +250,7 @@ def check_not_of_a_sweep(arguments: Sequence[str]) -> None:
             )
 
 
-def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Exception:
+def with_nearest(error: ConfigCompositionException, arguments: Sequence[str]) -> Exception:
     """For an unknown key or option an error that names the nearest ones; any other error unchanged."""
     text = str(error)
     # a search space sets keys of Optuna's sweeper, which Hydra's own one does not have

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from medconv.convs.linear import LinearPrior
-from medconv.convs.parametrization import Prior, check_free, drawn, install, note_error
+from medconv.convs.parametrization import Prior, check_free, install
 
 CROSS = "cross"
 
@@ -88,13 +88,10 @@ def masked(
         return install(conv, LinearPrior(conv.kernel_size, mixture[None]), init_from_weights)
     # Another mask, or channels of a wider weight: all of the true weight is stored.
     prior = MaskedPrior(values, _channels(channels, shape[1], true_shape[1]))
-    prior.to(device=conv.weight.device).train(conv.training)
     if weight is None:
-        _install_on_own_weight(conv, prior, init_from_weights)
-    else:
-        _install_on_weight(conv, prior, weight)
-    layer: nn.Module = conv
-    return layer
+        return install(conv, prior, init_from_weights)
+    prior.to(device=conv.weight.device).train(conv.training)
+    return _install_on_weight(conv, prior, weight)
 
 
 def cross(kernel_size: Sequence[int]) -> Tensor:
@@ -113,25 +110,15 @@ def cross(kernel_size: Sequence[int]) -> Tensor:
     return torch.stack(grids).sum(0) >= len(kernel_size) - 1  # off the centre along one axis at most
 
 
-def _install_on_own_weight(conv: Any, prior: MaskedPrior, init_from_weights: bool) -> None:
-    """As `install`, for a prior that is not a `WeightPrior`."""
-    dense = conv.weight.detach().clone()
-    new_original = None if init_from_weights else drawn(prior, dense)
-    parametrize.register_parametrization(conv, "weight", prior, unsafe=True)
-    if new_original is None:
-        note_error(conv, conv.weight, dense)
-        return
-    with torch.no_grad():
-        conv.get_parameter("parametrizations.weight.original").copy_(new_original)
-
-
-def _install_on_weight(conv: Any, prior: MaskedPrior, weight: Tensor) -> None:
+def _install_on_weight(conv: Any, prior: MaskedPrior, weight: Tensor) -> nn.Module:
     """Put the prior on a weight that may have more inputs, and that other convolutions may share."""
     conv.weight = nn.Parameter(weight.detach().clone())
     parametrize.register_parametrization(conv, "weight", prior, unsafe=True)
     # `register_parametrization` keeps a tensor of its own; this shares the caller's.
     if isinstance(weight, nn.Parameter):
         conv.parametrizations.weight.original = weight
+    layer: nn.Module = conv
+    return layer
 
 
 def _check_true_shape(true_shape: Sequence[int], shape: Sequence[int]) -> None:

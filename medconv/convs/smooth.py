@@ -52,7 +52,7 @@ def smooth(
         correlated in space, Fortuin et al. 2021, arXiv:2102.06571.
     """
     # lengths on the layer's grid, whose voxels may be coarser than the image's
-    spacing = (1.0,) * len(conv.kernel_size) if spacing_mm is None else tuple(spacing_mm)
+    spacing = filter_banks.spacing_or_isotropic(spacing_mm, conv.kernel_size)
     filter_banks.check_grid(conv.kernel_size, spacing)
     layer_extent_mm = _EXTENT * min(spacing) if extent_mm is None else extent_mm * scale
     layer_length_mm = _LENGTH * min(spacing) if length_mm is None else length_mm * scale

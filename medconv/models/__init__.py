@@ -1,4 +1,4 @@
-"""Networks, their layers and pretrained weights; `conf/model` names MONAI's networks themselves."""
+"""Networks and their layers; `conf/model` names MONAI's networks themselves."""
 
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.unet import UNet

@@ -56,20 +56,3 @@ class DeepSupervision(nn.Module):
         for head, stage in zip(self.heads, stages, strict=True):
             outputs.append(head(stage))
         return outputs
-
-
-class Supervised(nn.Module):
-    """A network with its heads as one module.
-
-    Shape:
-        as of `DeepSupervision`, from images alone.
-    """
-
-    def __init__(self, network: nn.Module, supervision: DeepSupervision) -> None:
-        super().__init__()
-        self.network = network
-        self.supervision = supervision
-
-    def forward(self, image: Tensor) -> list[Tensor]:
-        outputs: list[Tensor] = self.supervision(self.network, image)
-        return outputs

@@ -170,7 +170,7 @@ class Stages(nn.Module):
                 f"got {list(residual_blocks)}"
             )
         # The order of creation is part of a seeded run: encoder, then down, then what a network adds.
-        self.encoder = self._encoder(in_channels, residual_blocks, strided)
+        self.encoder = self._encoder(in_channels)
         self.down = nn.ModuleList()  # what joins each stage to the next coarser one
         for stage, stride in enumerate(self.strides):
             if strided:
@@ -187,22 +187,20 @@ class Stages(nn.Module):
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
 
-    def _encoder(
-        self, in_channels: int, residual_blocks: Sequence[int] | None, strided: bool
-    ) -> nn.ModuleList:
+    def _encoder(self, in_channels: int) -> nn.ModuleList:
         """One block per stage; if `strided`, it changes channels and resolution itself."""
         encoder = nn.ModuleList()
         for stage, channels in enumerate(self.channels):
             # Without `strided`, `down` has changed resolution and channels already.
             stride: int | Sequence[int] = 1
             stage_in = in_channels if stage == 0 else channels
-            if strided and stage > 0:
+            if self.strided and stage > 0:
                 stride = self.strides[stage - 1]
                 stage_in = self.channels[stage - 1]
-            if residual_blocks is None:
+            if self.residual_blocks is None:
                 encoder.append(self.block(stage_in, stage, stride))
             else:
-                encoder.append(self.residual(stage_in, stage, residual_blocks[stage], stride))
+                encoder.append(self.residual(stage_in, stage, self.residual_blocks[stage], stride))
         return encoder
 
     def block(self, in_channels: int, stage: int, stride: int | Sequence[int] = 1) -> ConvBlock:

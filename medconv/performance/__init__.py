@@ -1,1 +1,1 @@
-"""What makes a training step fast, where its time goes, and what limits it."""
+"""What makes a training step fast, and where its time goes."""

@@ -50,7 +50,7 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
     else:
         candidates = _blocks(network)
         mixin = _Checkpointed
-    modules = [module for module in candidates if not isinstance(module, Mixin)]
+    modules = [module for module in candidates if not isinstance(module, (_Pointwise, _Checkpointed))]
     for module in modules:
         module.__class__ = mixed(mixin, module)
     return len(modules)

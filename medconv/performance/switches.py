@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from medconv.convs.parametrization import CHANNELS_LAST
 from medconv.models.layers.depthwise import swap_depthwise
 from medconv.models.layers.fast_norm import swap_norms
 from medconv.performance.checkpointing import apply_checkpointing
 from medconv.performance.sound_kernels import use_sound_kernels
 from medconv.utils.errors import Argument, ArgumentError
-from medconv.utils.hardware import need_compiler
+from medconv.utils.hardware import compiler_missing
 
 log = logging.getLogger(__name__)
-_CONVS_2D = (nn.Conv2d, nn.ConvTranspose2d)
-_CONVS_3D = (nn.Conv3d, nn.ConvTranspose3d)
+_CONVS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def apply_switches(
@@ -36,7 +36,7 @@ def apply_switches(
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs: see `memory_format`.
         fast_norm: instance and batch norms for channels-last, fused with the activation after them.
         fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as grouped blocks.
-        activation_checkpointing: `none`, `blocks` or `pointwise`; see `checkpoint_blocks`.
+        activation_checkpointing: `none`, `blocks` or `pointwise`; see `apply_checkpointing`.
         compile: `torch.compile` in place, so that parameter names stay.
         cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must not change.
         shapes_grow: images get larger while the network trains, so `compile` makes code for any size when it
@@ -45,7 +45,7 @@ def apply_switches(
     Returns:
         The network.
     Raises:
-        ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without it.
+        ValueError: `compile` without a compiler, `cuda_graphs` without it.
     """
     if cuda_graphs and not compile:
         raise ArgumentError(
@@ -57,21 +57,22 @@ def apply_switches(
         swap_norms(network, keep_batch_norms=sync_batchnorm)
         if sync_batchnorm and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
             log.info("fast_norm: batch norms stay as they are, sync_batchnorm replaces them")
-    if fast_depthwise and any(getattr(layer, "groups", 1) > 1 for layer in network.modules()):
+    if fast_depthwise:
         swap_depthwise(network)
     if channels_last:
         # Each convolution by itself: one network may hold 2D and 3D weights
         for layer in network.modules():
             # 1x1 kernels are in both layouts already, and DDP's buckets expect their strides
-            if isinstance(layer, (*_CONVS_2D, *_CONVS_3D)) and max(layer.kernel_size) > 1:
-                is_2d = isinstance(layer, _CONVS_2D)
-                layer.to(memory_format=torch.channels_last if is_2d else torch.channels_last_3d)  # type: ignore[call-overload]
+            if isinstance(layer, _CONVS) and max(layer.kernel_size) > 1:
+                layer.to(memory_format=CHANNELS_LAST[2 + len(layer.kernel_size)])  # type: ignore[call-overload]
     if activation_checkpointing != "none":
         num_blocks = apply_checkpointing(network, activation_checkpointing)
         if activation_checkpointing == "blocks":
             log.info("checkpointing %d blocks", num_blocks)
     if compile:
-        need_compiler()
+        missing = compiler_missing()
+        if missing is not None:
+            raise ArgumentError("compile", f"=true: {missing}")
         uses_graphs = cuda_graphs and torch.cuda.is_available()
         network.compile(
             mode="reduce-overhead" if uses_graphs else None, dynamic=None if shapes_grow else False
@@ -81,9 +82,7 @@ def apply_switches(
 
 def memory_format(channels_last: bool, spatial_dims: int) -> torch.memory_format:
     """The memory format of image batches (batch, channels, *spatial) for a network with this setting."""
-    if not channels_last:
-        return torch.contiguous_format
-    return torch.channels_last_3d if spatial_dims == 3 else torch.channels_last
+    return CHANNELS_LAST[2 + spatial_dims] if channels_last else torch.contiguous_format
 
 
 def to_memory_format(image: Tensor, layout: torch.memory_format) -> Tensor:

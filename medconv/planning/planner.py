@@ -216,8 +216,6 @@ class PatchSearch:
         median: shape of the median image on it, voxels.
         overrides: values that the config sets.
         budget: memory, precision and size.
-        size: that of the budget.
-        min_batch: the least batch that is planned.
     """
 
     spacing: tuple[float, ...]
@@ -226,8 +224,16 @@ class PatchSearch:
     budget: Budget
     num_channels: int
     num_classes: int
-    size: Size
-    min_batch: int
+
+    @property
+    def size(self) -> Size:
+        """The limits of the budget's size."""
+        return need_size(self.budget.size)
+
+    @property
+    def min_batch(self) -> int:
+        """The least batch that is planned."""
+        return min(_MIN_BATCH, self.overrides.max_batch_size or _MIN_BATCH)
 
     @staticmethod
     def slice_axis(fingerprint: Fingerprint, overrides: PlanOverrides) -> int | None:
@@ -257,8 +263,6 @@ class PatchSearch:
             budget=budget,
             num_channels=len(images.intensities),
             num_classes=num_outputs,
-            size=need_size(budget.size),
-            min_batch=min(_MIN_BATCH, overrides.max_batch_size or _MIN_BATCH),
         )
 
     @property

@@ -199,13 +199,13 @@ def _each(rows: Sequence[Sequence[int]]) -> str:
 
 def last_rows(
     normalisation: Sequence[str],
-    modalities: Sequence[str] | None,
+    modalities: Sequence[str],
     needed_gb: float,
     budget: Budget,
     overrides: PlanOverrides,
 ) -> list[ReportRow]:
     """Normalisation and memory."""
-    modality = f"modality {', '.join(modalities or ['MRI'])}"
+    modality = f"modality {', '.join(modalities)}"
     is_set = overrides.normalisation is not None
     mode = budget.activation_checkpointing
     checkpointing = "" if mode == "none" else f", activation_checkpointing={mode}"

@@ -274,7 +274,7 @@ class Budget:
         origin: where `memory_gb` comes from, in words.
         precision: Lightning's.
         activation_checkpointing: none, blocks or pointwise.
-        size: of `sizes.SIZES`.
+        size: of `limits.SIZES`.
         size_origin: why this size, in words.
     """
 
@@ -320,5 +320,5 @@ def step_bytes(
     loss_bytes = (_LOSS_BYTES + half_copy_bytes) * num_classes
     end_bytes = prod(patch) * max(2 * channels[0] * value_bytes, loss_bytes)
     weight_bytes = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copy_bytes)
-    kept_share = _KEPT_SHARE.get(budget.activation_checkpointing, 1.0)
+    kept_share = _KEPT_SHARE[budget.activation_checkpointing]
     return weight_bytes + batch_size * (values * value_bytes + end_bytes) * kept_share

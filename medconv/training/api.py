@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from medconv.config import ConfigError, RunConfig, validate
 from medconv.config.compose import Composer, as_override, hydra_flags
 from medconv.data.loading.datamodule import DataModule
@@ -17,10 +15,10 @@ from medconv.targets.scores import metric_of_summary
 from medconv.training import run
 from medconv.training.build import build_task, record_of
 from medconv.training.data_setup import build_data
+from medconv.training.distributed import processes
 from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir, default_name
 from medconv.training.task import Task
-from medconv.utils import cluster
 from medconv.utils.exit_codes import PREEMPTED
 from medconv.utils.hardware import set_matmul_precision
 from medconv.utils.logging import logging_of_a_call
@@ -160,9 +158,7 @@ def prepare(
         _check_one_device(config)
         config, prepared = run.prepare(config, folder)
         resolved = run.resolve(config, prepared, folder)
-        load_weights = None
-        if config.init.pretrained:
-            load_weights = run.pretrained_weights(config, resolved.derived, folder)
+        load_weights = run.pretrained_weights(config, resolved.derived, folder)
         set_matmul_precision(resolved.perf.matmul_precision)
         task = build_task(resolved, record_of(resolved, prepared), load_weights)
         data = build_data(resolved, prepared)
@@ -208,11 +204,7 @@ def _config_of(
 
 def _check_one_device(config: RunConfig) -> None:
     """Raises: ConfigError: several processes would be needed, which only the command starts."""
-    trainer = with_devices(config).trainer
-    devices = cluster.device_count(trainer.devices)
-    if devices is None:
-        devices = torch.cuda.device_count()  # all of the machine's
-    if trainer.num_nodes in (None, 1) and devices == 1:
+    if processes(with_devices(config).trainer) == 1:
         return
     raise ConfigError(
         f"trainer.devices={config.trainer.devices}, trainer.num_nodes={config.trainer.num_nodes}: from "

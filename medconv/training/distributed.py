@@ -193,12 +193,19 @@ def _sharded(module: nn.Module) -> list[Any]:
 
 def processes(trainer: TrainerConfig) -> int:
     """Processes of a run, from a config that `check_devices` has checked."""
-    devices = trainer.devices
-    if isinstance(devices, list):
-        devices = len(devices)
-    elif not isinstance(devices, int) or devices < 1:
+    devices = cluster.device_count(trainer.devices)
+    if devices is None:
         devices = torch.cuda.device_count() if uses_gpu(trainer.accelerator) else 1
     return devices * (trainer.num_nodes or 1)
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """The plain value of each rank, by rank; without other processes the value alone."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values
 
 
 def batch_size_per_process(config: RunConfig) -> int:
@@ -290,13 +297,10 @@ class ResumeStepCheck(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Before the sanity check, which only new runs do."""
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return
         step: Any = self._step
         if step == 0 and trainer.ckpt_path is not None:
             step = "of a checkpoint"  # which FSDP loads later
-        steps: list[Any] = [0] * distributed.get_world_size()
-        distributed.all_gather_object(steps, step)
+        steps = of_all_ranks(step)
         if len(set(steps)) > 1:
             raise ValueError(
                 f"{trainer.default_root_dir}: not the same folder for all processes, they would resume at "

@@ -14,7 +14,7 @@ from medconv.config import Derived, PlanConfig, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.limits import PlanOverrides, need_size
+from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import PatchSearch, Plan, need_axes, plan
 from medconv.planning.topology import GB, Budget, Network, stem_for
 from medconv.targets import Targets
@@ -136,16 +136,13 @@ def network_without_data(config: RunConfig, patch: Sequence[int], spacing_mm: Se
         ConfigError: values of the config that do not fit the patch or each other.
     """
     need_axes("spacing_mm", spacing_mm, len(patch))
-    size = config.plan.size or "full"
     search = PatchSearch(
         spacing=tuple(spacing_mm),
         median=tuple(patch),
         overrides=_overrides(config),
-        budget=Budget(size=size),
+        budget=Budget(size=config.plan.size or "full"),
         num_channels=1,
         num_classes=2,
-        size=need_size(size),
-        min_batch=1,
     )
     network, _ = search.network_for(patch, exact=True)
     return network

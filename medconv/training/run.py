@@ -108,7 +108,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     if finished and (not config.test or "test/cases" in folder.summary()):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
-    load_weights = pretrained_weights(config, resolved.derived, folder) if config.init.pretrained else None
+    load_weights = pretrained_weights(config, resolved.derived, folder)
     set_matmul_precision(resolved.perf.matmul_precision)
     if uses_gpu(resolved.trainer.accelerator):
         warn_slow_cudnn()
@@ -400,12 +400,14 @@ def _check_checkpoint(path: str, run: _Run) -> None:
 def pretrained_weights(
     config: RunConfig, derived: Derived, folder: RunDir
 ) -> Callable[[nn.Module], Any] | None:
-    """Loads the weights of `init.pretrained` into a network. None: a resumed run has those of its checkpoint.
+    """Loads the weights of `init.pretrained` into a network. None: it is not set, or a resumed run has those
+    of its checkpoint.
 
     Args:
         config: with its interpolations.
     """
-    assert config.init.pretrained is not None
+    if not config.init.pretrained:
+        return None
     if folder.resume_from() is not None:
         if folder.resume != "auto":
             log.info(
@@ -435,9 +437,8 @@ def _check_not_stopped(run: _Run) -> None:
 
 def score_test_cases(trainer: L.Trainer, task: Task, data: DataModule, folder: RunDir) -> None:
     """Writes `test/cases` and the scores over them to `summary.json`; all ranks take their share of cases."""
-    checkpoint = folder.best if folder.best.is_file() else folder.last
-    task.rows = {}  # of validation
-    trainer.test(task, datamodule=data, ckpt_path=str(checkpoint), weights_only=True, verbose=False)
+    task.rows = {}  # of validation, and no test case may follow
+    trainer.test(task, datamodule=data, ckpt_path=str(folder.trained), weights_only=True, verbose=False)
     if not task.rows:
         log.warning("test=true: trainer.limit_test_batches=%s left no test case", trainer.limit_test_batches)
         return
@@ -446,4 +447,4 @@ def score_test_cases(trainer: L.Trainer, task: Task, data: DataModule, folder: R
     folder.write_summary(**values, **{"test/cases": task.rows})
     # Per-class scores are lists or dictionaries; the log shows the means alone
     means = [f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)]
-    log.info("test: %d cases, %s: %s", len(task.rows), checkpoint.name, ", ".join(means))
+    log.info("test: %d cases, %s: %s", len(task.rows), folder.trained.name, ", ".join(means))

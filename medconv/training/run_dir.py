@@ -95,7 +95,7 @@ class RunDir:
         """
         if self.resume == "never" or not self.has_own():
             return False
-        lines = config_differences(self._earlier_config(), config.plain())
+        lines = config_differences(self.earlier_config(), config.plain())
         earlier_data = identity.read_data_identity(self.path)
         if data is not None and earlier_data is not None and self.resume == "auto":
             lines += identity.data_differences(earlier_data, data)
@@ -209,7 +209,7 @@ class RunDir:
         """Whether a run has left a checkpoint here."""
         return self.last.is_file() or self.previous.is_file()
 
-    def _earlier_config(self) -> dict[str, Any]:
+    def earlier_config(self) -> dict[str, Any]:
         """The config of the run in this folder. Raises: ConfigError: it is missing, empty or damaged."""
         return read_config(self.path / "config.yaml", self.last)
 
@@ -221,7 +221,7 @@ class RunDir:
         if checkpoint is None:
             return {}
         if self.resume == "auto":
-            config = self._earlier_config()
+            config = self.earlier_config()
         else:
             config = checkpoint_io.read(checkpoint)["medconv"]["config"]
         derived = config["derived"]
@@ -231,7 +231,7 @@ class RunDir:
         """That of the run to resume, which keeps it with any number of processes; None: a new run."""
         if self.resume != "auto" or self.resume_from() is None:
             return None
-        size: int | None = self._earlier_config()["data"].get("global_batch_size")
+        size: int | None = self.earlier_config()["data"].get("global_batch_size")
         return size
 
     def summary(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from medconv.performance.switches import to_memory_format
 from medconv.targets import Targets
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.time_budget import TimeBudget
-from medconv.training.distributed import shard
+from medconv.training.distributed import of_all_ranks, shard
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.optim.lr_schedulers import ProgressSchedule
@@ -251,11 +251,7 @@ def _with_nan_gradient_if_bad(loss: Tensor) -> Tensor:
 
 def gather(entries: dict[str, Any]) -> dict[str, Any]:
     """The entries of all ranks in one dictionary, sorted by key. Args: entries: of this rank."""
-    per_rank: list[Any] = [entries]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        per_rank = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(per_rank, entries)
     merged: dict[str, Any] = {}
-    for entries_of_rank in per_rank:
+    for entries_of_rank in of_all_ranks(entries):
         merged.update(entries_of_rank)
     return dict(sorted(merged.items()))

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 from medconv import config as configs
 from medconv import doors
 from medconv.config import ConfigError, Node, RunConfig, TrainerConfig
-from medconv.config.instantiate import class_of
+from medconv.config.instantiate import built, class_of
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
 from medconv.planning.limits import need_size
@@ -113,7 +113,7 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
     settings = asdict(trainer)
     for key, value in settings.items():
         if isinstance(value, (dict, list)):
-            settings[key] = _built(value, f"trainer.{key}")
+            settings[key] = built(value, f"trainer.{key}")
     del settings["max_time"]  # `TimeBudget` ends a run on time
     left = distributed.batches_per_epoch(config) % trainer.accumulate_grad_batches
     if left:  # only by a limit: an epoch is whole steps
@@ -248,15 +248,6 @@ def _users_callbacks(nodes: Node, folder: RunDir) -> list[L.Callback]:
             node = {**node, "dirpath": str(folder.checkpoints / name)}
         callbacks.append(configs.build(node, f"callbacks.{name}"))
     return callbacks
-
-
-def _built(value: Any, key: str) -> Any:
-    """The objects that nodes with a `_target_` describe, also in a list; other values unchanged."""
-    if isinstance(value, list):
-        return [_built(item, f"{key}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, dict) and "_target_" in value:
-        return configs.build(value, key)
-    return value
 
 
 def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:

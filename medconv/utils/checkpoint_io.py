@@ -1,4 +1,4 @@
-"""Read checkpoints; only tensors and plain values are ever unpickled."""
+"""Read and write checkpoints; only tensors and plain values are ever unpickled."""
 
 import logging
 import pickle

@@ -6,9 +6,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -202,71 +201,6 @@ def _check_gpus(devices: Any, setting: Any, launched: bool) -> None:
     raise ArgumentError("devices", f"={setting}: this machine has {gpus} GPUs{hint}")
 
 
-@dataclass(frozen=True)
-class Backends:
-    """Flags of torch's backends, as a training sets them; None leaves one as it is.
-
-    Args:
-        matmul_precision: as in `set_matmul_precision`.
-        benchmark: whether cuDNN tries its algorithms; see `benchmark_kernels`.
-        deterministic: whether algorithms are deterministic; or `warn`, where there are none.
-    """
-
-    matmul_precision: str
-    benchmark: bool | None
-    deterministic: Any = None
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside, the flags are set; then they are what they were before."""
-        cudnn = torch.backends.cudnn
-        precision = torch.get_float32_matmul_precision()
-        allow_tf32 = cudnn.allow_tf32
-        benchmark = cudnn.benchmark
-        was_deterministic = torch.are_deterministic_algorithms_enabled()
-        warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        try:
-            set_matmul_precision(self.matmul_precision)
-            if self.benchmark is not None:
-                cudnn.benchmark = self.benchmark
-            if self.deterministic is not None:
-                torch.use_deterministic_algorithms(
-                    bool(self.deterministic), warn_only=self.deterministic == "warn"
-                )
-            yield
-        finally:
-            torch.set_float32_matmul_precision(precision)
-            cudnn.allow_tf32 = allow_tf32
-            cudnn.benchmark = benchmark
-            torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
-
-
-@contextmanager
-def kept_random_state(accelerator: str) -> Iterator[None]:
-    """Afterwards torch's random numbers go on as before, on the GPU of this process too if there is one."""
-    with torch.random.fork_rng([torch.cuda.current_device()] if uses_gpu(accelerator) else []):
-        yield
-
-
-@contextmanager
-def measuring(accelerator: str, devices: Any, backends: Backends) -> Iterator[None]:
-    """For steps that are measured before a run: on the first GPU of these devices, then given back.
-
-    The run's own peak is counted anew, and NCCL, which takes its memory beside torch, finds it free.
-
-    Args:
-        backends: those of the run.
-    """
-    gpu = uses_gpu(accelerator)
-    if gpu:
-        torch.cuda.set_device(int(devices[0]) if isinstance(devices, list) and devices else 0)
-    with backends.applied():
-        yield
-    if gpu:
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.empty_cache()
-
-
 def set_matmul_precision(matmul_precision: str) -> None:
     """Set the precision of fp32 products for this process: one of `MATMUL_PRECISIONS`."""
     torch.set_float32_matmul_precision(matmul_precision)
@@ -309,17 +243,6 @@ def triton_missing() -> str | None:
     if os.environ.get("CC") or any(shutil.which(name) for name in ("gcc", "clang")):
         return None
     return "Triton needs a C compiler, found none (install gcc or clang, or set CC)"
-
-
-def need_compiler() -> None:
-    """Check that `torch.compile` can work here.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    reason = compiler_missing()
-    if reason is not None:
-        raise ArgumentError("compile", f"=true: {reason}")
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optional packages, which only some image formats need; each belongs to an extra of medconv."""
+"""Optional packages, which only some parts need; each belongs to an extra of medconv."""
 
 from importlib import import_module
 from pathlib import Path

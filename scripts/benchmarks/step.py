@@ -21,6 +21,7 @@ from benchmarks.peers import dynunet
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 from benchmarks.results import Row, by, conditions, table
 from medconv.features.autotune import search
+from medconv.features.autotune.measured_once import Backends
 from medconv.features.autotune.search import choices
 from medconv.features.autotune.trial import Choice, Trial, Work
 from medconv.features.diagnosis.alternating import alternate
@@ -28,7 +29,7 @@ from medconv.models.unet import UNet
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
-from medconv.utils.hardware import Backends, resolve_precision
+from medconv.utils.hardware import resolve_precision
 
 REFERENCE = "perf=reference"
 log = logging.getLogger(__name__)

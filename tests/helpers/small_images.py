@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from medconv.features.image_level.encoder import Encoder
-from medconv.features.image_level.forward import flips
 from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.features.image_level.mixup import Mixup
 from medconv.features.image_level.multiclass import MulticlassTargets
@@ -78,7 +77,7 @@ def task(
         partial(torch.optim.AdamW, lr=2e-2),
         constant,
         targets,
-        ImageLevelValidation(targets, flips(mirror_axes)),
+        ImageLevelValidation(targets, mirror_axes),
         record={"of": "a test"},
         mixup=mixup,
     )

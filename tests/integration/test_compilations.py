@@ -28,7 +28,7 @@ def symbolic_sizes(graph):
 @pytest.fixture
 def counter(monkeypatch):
     """Counts what is compiled, and runs it as it is."""
-    monkeypatch.setattr(switches, "need_compiler", lambda: None)
+    monkeypatch.setattr(switches, "compiler_missing", lambda: None)
     counting = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counting))
     torch.compiler.reset()

@@ -35,7 +35,7 @@ def make():
     network[1].requires_grad_(False)
     sgd, epochs = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.lr_scheduler.StepLR, step_size=1)
     targets = MulticlassTargets(("a", "b"))
-    task = Mean(network, nn.Identity(), sgd, epochs, targets, ImageLevelValidation(targets, [()]), record={})
+    task = Mean(network, nn.Identity(), sgd, epochs, targets, ImageLevelValidation(targets, ()), record={})
     task.trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )

@@ -22,7 +22,7 @@ from medconv.data.io.label_values import (
 )
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.errors import explained
+from medconv.utils.errors import Argument, ArgumentError, explained
 from medconv.utils.logging import some
 
 # Of a case id; most file systems allow names of 255 bytes, and temporary files have longer ones
@@ -31,6 +31,30 @@ _MAX_BYTES = 256 * 2**20  # of a JSON file; a dataset.json of 100,000 cases has 
 _NOT_JSON = (ValueError, RecursionError)  # with numbers of thousands of digits, and nested lists
 
 log = logging.getLogger(__name__)
+
+
+def folder_of(root: str | Path | None, content: str, example: str) -> Path:
+    """The folder of a dataset.
+
+    Args:
+        content: what it holds, for messages.
+        example: such a path.
+    Raises:
+        ArgumentError: not set, or no folder.
+    """
+    if root is None or str(root) == "":
+        raise ArgumentError(
+            "root",
+            f" is not set: give the folder that holds {content}, such as ",
+            Argument("root"),
+            f"={example}",
+        )
+    folder = Path(root)
+    if folder.is_file():
+        raise ArgumentError("root", f"={folder}: is a file; give its folder, {folder.parent}")
+    if not folder.is_dir():
+        raise ArgumentError("root", f"={folder}: no such folder")
+    return folder
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:

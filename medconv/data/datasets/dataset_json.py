@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import build_dataset, read_json
+from medconv.data.datasets.common import build_dataset, folder_of, read_json
 from medconv.data.io.images import stem, suffixes
 from medconv.data.io.raster import channels, is_picture
 from medconv.targets.parse import parse_labels
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
@@ -309,18 +309,7 @@ def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
     Raises:
         ValueError: no folder, no dataset.json in it, or not a JSON object.
     """
-    if root is None or str(root) == "":
-        raise ArgumentError(
-            "root",
-            " is not set: give the folder that holds dataset.json, such as ",
-            Argument("root"),
-            "=/data/Task04",
-        )
-    folder = Path(root)
-    if folder.is_file():
-        raise ArgumentError("root", f"={folder}: is a file; give its folder, {folder.parent}")
-    if not folder.is_dir():
-        raise ArgumentError("root", f"={folder}: no such folder")
+    folder = folder_of(root, "dataset.json", "/data/Task04")
     path = folder / "dataset.json"
     if not path.is_file():
         names = sorted(entry.name for entry in folder.iterdir())

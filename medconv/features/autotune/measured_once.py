@@ -9,13 +9,15 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import medconv
 from medconv.config import ConfigError, Node, RunConfig
+from medconv.training.distributed import processes
 from medconv.training.run_dir import short_hash
 from medconv.utils import cluster, hardware
 from medconv.utils.atomic_io import write_text
@@ -31,7 +33,7 @@ def measured_once(
     key: Node,
     measure: Callable[[], Node],
     complete: Callable[[Node], bool],
-    begin: Callable[[], None] = lambda: None,
+    begin: Callable[[], Any] = lambda: None,
     shared: bool = True,
     holds: Callable[[Node], bool] = lambda result: True,
 ) -> tuple[Node, Path]:
@@ -66,30 +68,79 @@ def measured_once(
     if not cluster.is_first():
         return _wait_for(path, name, complete), path
     result = {**measure(), "key": key}
-    others_wait = shared and _has_other_ranks(config)
+    others_wait = shared and processes(config.trainer) > 1
     if others_wait or holds(result):
         _write(result, path, name, others_wait)
     return result, path
 
 
-def _has_other_ranks(config: RunConfig) -> bool:
-    return config.trainer.devices not in (None, 1, "1") or config.trainer.num_nodes not in (None, 1)
+@dataclass(frozen=True)
+class Backends:
+    """Flags of torch's backends, as a training sets them; None leaves one as it is.
+
+    Args:
+        matmul_precision: as in `set_matmul_precision`.
+        benchmark: whether cuDNN tries its algorithms; see `benchmark_kernels`.
+        deterministic: whether algorithms are deterministic; or `warn`, where there are none.
+    """
+
+    matmul_precision: str
+    benchmark: bool | None
+    deterministic: Any = None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the flags are set; then they are what they were before."""
+        cudnn = torch.backends.cudnn
+        precision = torch.get_float32_matmul_precision()
+        allow_tf32 = cudnn.allow_tf32
+        benchmark = cudnn.benchmark
+        was_deterministic = torch.are_deterministic_algorithms_enabled()
+        warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        try:
+            hardware.set_matmul_precision(self.matmul_precision)
+            if self.benchmark is not None:
+                cudnn.benchmark = self.benchmark
+            if self.deterministic is not None:
+                torch.use_deterministic_algorithms(
+                    bool(self.deterministic), warn_only=self.deterministic == "warn"
+                )
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            cudnn.allow_tf32 = allow_tf32
+            cudnn.benchmark = benchmark
+            torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
+
+
+@contextmanager
+def kept_random_state(accelerator: str) -> Iterator[None]:
+    """Afterwards torch's random numbers go on as before, on the GPU of this process too if there is one."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if hardware.uses_gpu(accelerator) else []):
+        yield
 
 
 @contextmanager
 def measuring(config: RunConfig) -> Iterator[None]:
-    """For steps that are measured before a run, with the flags of torch's backends that it trains with."""
-    trainer = config.trainer
-    with (
-        hardware.measuring(trainer.accelerator, trainer.devices, _backends(config)),
-        hardware.kept_random_state(trainer.accelerator),
-    ):
+    """For steps that are measured before a run, with the flags of torch's backends that it trains with.
+
+    On the first GPU of the run. Its own peak is counted anew, and NCCL, which takes its memory beside torch,
+    finds it free.
+    """
+    devices = config.trainer.devices
+    gpu = hardware.uses_gpu(config.trainer.accelerator)
+    if gpu:
+        torch.cuda.set_device(int(devices[0]) if isinstance(devices, list) and devices else 0)
+    with _backends(config).applied(), kept_random_state(config.trainer.accelerator):
         yield
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.empty_cache()
 
 
-def _backends(config: RunConfig) -> hardware.Backends:
+def _backends(config: RunConfig) -> Backends:
     trainer = config.trainer
-    return hardware.Backends(
+    return Backends(
         matmul_precision=config.perf.matmul_precision,
         benchmark=hardware.benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic),
         deterministic=trainer.deterministic,

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
-from medconv.features.autotune.measured_once import measured_once, measuring
+from medconv.features.autotune.measured_once import kept_random_state, measured_once, measuring
 from medconv.features.autotune.trial import Choice, Trial, Work
 from medconv.models.build import PLAIN_CONV, build_network
 from medconv.models.outputs import heads
@@ -24,7 +24,6 @@ from medconv.targets import Targets
 from medconv.training.distributed import batches_per_step
 from medconv.training.growing_patch import growing_patch_of
 from medconv.training.optim.muon import Muon
-from medconv.utils import hardware
 from medconv.utils.hardware import out_of_memory, resolve_precision, uses_gpu
 from medconv.utils.logging import size_text
 
@@ -192,17 +191,17 @@ def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budg
         "image": [plan.batch_size, derived.num_channels, *plan.patch_size],
         "precision": [budget.precision, budget.activation_checkpointing],
     }
-    networks: list[nn.Module] = []
 
-    def build() -> None:  # on all ranks, which so have the same errors
-        with hardware.kept_random_state(config.trainer.accelerator):
-            networks.append(build_network(model, PLAIN_CONV, derived))
+    @cache
+    def network() -> nn.Module:  # built on all ranks, which so have the same errors
+        with kept_random_state(config.trainer.accelerator):
+            return build_network(model, PLAIN_CONV, derived)
 
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)
         with measuring(config):
             try:
-                timing = _timed(_trial(config, networks[0], plan, derived, budget))
+                timing = _timed(_trial(config, network(), plan, derived, budget))
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -216,7 +215,7 @@ def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budg
                 timing.seconds,
                 timing.core_seconds,
             )
-        divisor = getattr(networks[0], "divisor", None)
+        divisor = getattr(network(), "divisor", None)
         return {**timing._asdict(), "divisor": None if divisor is None else list(divisor)}
 
     def complete(result: Node) -> bool:
@@ -226,7 +225,7 @@ def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budg
         timing = Timing(result["seconds"], result["core_seconds"])
         return uses_gpu(config.trainer.accelerator) or not timing.is_busy
 
-    result, _ = measured_once(config, "step_seconds", key, measure, complete, build, holds=holds)
+    result, _ = measured_once(config, "step_seconds", key, measure, complete, network, holds=holds)
     return Step(result["seconds"], result["divisor"])
 
 

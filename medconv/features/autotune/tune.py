@@ -8,9 +8,11 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
@@ -19,10 +21,10 @@ from medconv.features.autotune import search
 from medconv.features.autotune.measured_once import measured_once, measuring
 from medconv.features.autotune.search import Candidate, choices
 from medconv.features.autotune.trial import Choice, Work
-from medconv.models.deep_supervision import Supervised
+from medconv.models.deep_supervision import DeepSupervision
 from medconv.training.build import build_task
 from medconv.training.distributed import batches_per_epoch
-from medconv.training.run_dir import RunDir, read_config
+from medconv.training.run_dir import RunDir
 from medconv.training.trainer import epochs_of
 from medconv.utils import hardware
 
@@ -40,11 +42,9 @@ def tune(config: RunConfig, folder: RunDir) -> RunConfig:
     Raises:
         ConfigError: nothing fits into memory, or waiting for rank 0's choice timed out.
     """
-    unsettled = [key for key in TUNED if _get(config, key) is None]
-    earlier_config = folder.path / "config.yaml"
-    if folder.resume != "never" and folder.has_own() and earlier_config.is_file():
-        earlier = read_config(earlier_config, folder.last)
-        return _with(config, _recorded(earlier, config, unsettled))
+    unsettled = [key for key in TUNED if attrgetter(key)(config) is None]
+    if folder.resume != "never" and folder.has_own() and (folder.path / "config.yaml").is_file():
+        return _with(config, _recorded(folder.earlier_config(), config, unsettled))
     result, path = measured_once(config, "autotune", _key(config), lambda: _measure(config), _complete)
     log.info("perf=autotune: %s (%s)", _describe(result), path)
     return _with(config, result["choice"])
@@ -56,10 +56,7 @@ def _complete(result: Node) -> bool:
 
 def _measure(config: RunConfig) -> dict[str, Any]:
     """Measure, log the results, and return choice and table as plain values."""
-    seconds = config.perf.auto_seconds
-    if not seconds > 0:
-        raise configs.ConfigError(f"perf.auto_seconds must be positive, got {seconds}")
-    log.info("perf=autotune: measuring steps for up to %.0f seconds", seconds)
+    log.info("perf=autotune: measuring steps for up to %.0f seconds", config.perf.auto_seconds)
     with measuring(config):
         candidates = _time_candidates(config)
     log.info("%s", table(candidates))
@@ -79,7 +76,7 @@ def _time_candidates(config: RunConfig) -> list[Candidate]:
     """The best first."""
     uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
     work = _work(config, torch.device("cuda" if uses_gpu else "cpu"))
-    set_by_user = {_name(key): _get(config, key) for key in (*TUNED, "perf.fast_depthwise")}
+    set_by_user = {_name(key): attrgetter(key)(config) for key in (*TUNED, "perf.fast_depthwise")}
     batches = batches_per_epoch(config)
 
     def try_compile(step_seconds: float) -> bool:
@@ -119,7 +116,7 @@ def _work(config: RunConfig, device: torch.device) -> Work:
     label = task.targets.random_labels(batch_size, patch_size).to(device)
     network = task.network
     if task.supervision is not None:
-        network = Supervised(task.network, task.supervision)
+        network = _Supervised(task.network, task.supervision)
     return Work(
         network=network,
         objective=loss,
@@ -177,14 +174,26 @@ def _name(key: str) -> str:
     return key.split(".")[1]
 
 
-def _get(config: RunConfig, key: str) -> Any:
-    group, name = key.split(".")
-    return getattr(getattr(config, group), name)
-
-
 def _with(config: RunConfig, choice: Node) -> RunConfig:
     for key, value in choice.items():
         group, name = key.split(".")
         changed_group = replace(getattr(config, group), **{name: value})
         config = replace(config, **{group: changed_group})
     return config
+
+
+class _Supervised(nn.Module):
+    """A network with its heads as one module.
+
+    Shape:
+        as of `DeepSupervision`, from images alone.
+    """
+
+    def __init__(self, network: nn.Module, supervision: DeepSupervision) -> None:
+        super().__init__()
+        self.network = network
+        self.supervision = supervision
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        outputs: list[Tensor] = self.supervision(self.network, image)
+        return outputs

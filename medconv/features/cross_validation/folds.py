@@ -17,6 +17,7 @@ from medconv.metrics.dice import ClassScores
 from medconv.training import identity
 from medconv.training.identity import FREE
 from medconv.training.run_dir import RunDir, config_text
+from medconv.utils.errors import reason
 
 _NUMBER = re.compile(r"[0-9]{1,4}")
 # keys whose values may differ between the folds of one cross-validation
@@ -153,8 +154,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config: Any = from_yaml(config_text(path))
     except (OSError, ValueError, YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: not a readable config ({reason})") from error
+        raise ValueError(f"{path}: not a readable config ({reason(error)})") from error
     return config if isinstance(config, dict) else {}  # a list: not the config of a run
 
 

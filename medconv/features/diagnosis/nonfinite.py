@@ -19,13 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from medconv.training.callbacks.nonfinite_guard import (
-    ForwardPass,
-    RunningStatistics,
-    StepRecord,
-    generators,
-    of_all_ranks,
-)
+from medconv.training.callbacks.nonfinite_guard import ForwardPass, RunningStatistics, StepRecord, generators
+from medconv.training.distributed import of_all_ranks
 from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing
 from medconv.utils.logging import some
@@ -71,7 +66,7 @@ class Diagnosis:
 
     def _earliest_findings(self, step: StepRecord) -> list[Finding]:
         """Findings of the ranks on which the first non-finite tensor comes earliest in the computation."""
-        findings = of_all_ranks(self._finding(step), self._trainer.world_size)
+        findings = of_all_ranks(self._finding(step))
         earliest = min(finding["severity"] for finding in findings)
         return [finding for finding in findings if finding["severity"] == earliest]
 

@@ -16,19 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hydra.core.override_parser.types import Quote, QuotedString
 
 from medconv.config import RunConfig, compose
 from medconv.data import splits
 from medconv.inference.load import MOVED_ASIDE
+from medconv.training.distributed import processes
 from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir
-from medconv.utils import cluster, signals
-from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
+from medconv.utils import child_processes, signals
+from medconv.utils.exit_codes import DONE, USER
 from medconv.utils.hardware import num_cores, uses_gpu
 
 _POLL_SECONDS = 0.2
-_CTRL_C_SECONDS = 2.0  # time for members to end by a Ctrl-C that the terminal sent to them as well
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 Environment = Mapping[str, str]
 log = logging.getLogger(__name__)
@@ -72,8 +71,7 @@ def members_of(
     members = []
     for index in range(count):
         path = folder.path / "members" / str(index + 1) if index else folder.path
-        run_dir = QuotedString(str(path), Quote.single).with_quotes()
-        own = [f"run.dir={run_dir}", f"seed={config.seed + index}", *one_device]
+        own = [compose.as_override("run.dir", path), f"seed={config.seed + index}", *one_device]
         if folds:
             own.append(f"data.fold={(int(config.data.fold) + index) % fold_count}")
         settings = tuple(variants[index % len(variants)])
@@ -99,14 +97,13 @@ def devices_of(config: RunConfig) -> list[Environment]:
 
     Raises: ValueError: this machine lacks the devices.
     """
-    devices = with_devices(config).trainer.devices
-    count = cluster.device_count(devices)
-    if not uses_gpu(config.trainer.accelerator):
-        threads = max(1, num_cores() // (count or 1))
-        return [{"OMP_NUM_THREADS": str(threads)} if (count or 1) > 1 else {}] * (count or 1)
-    count = torch.cuda.device_count() if count is None else count
+    trainer = with_devices(config).trainer
+    devices = trainer.devices
+    count = processes(trainer)
     if count == 1:
         return [{}]
+    if not uses_gpu(config.trainer.accelerator):
+        return [{"OMP_NUM_THREADS": str(max(1, num_cores() // count))}] * count
     numbers = devices if isinstance(devices, list) else range(count)
     visible = os.environ.get(_VISIBLE)
     names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
@@ -171,21 +168,24 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
                     is_first = member is members[0]
                     if is_first and code == USER and _summary_time(home) == before_it:
                         _leave_out(waiting)
-                    if code in (INTERRUPTED, -signal.SIGINT):
+                    if child_processes.was_interrupted(code):
                         raise KeyboardInterrupt
-                    if (code == PREEMPTED or -code in signals.PREEMPTING) and not stopped_by:
+                    if child_processes.was_preempted(code) and not stopped_by:
                         stop(signal.SIGTERM)
         except KeyboardInterrupt:
-            _end([process for _, process in running.values()])
+            child_processes.end([process for _, process in running.values()])
             raise
     if stopped_by:
         raise signals.RunInterrupted(stopped_by)
     failed = [member for member in members if codes.get(member.number, DONE) != DONE]
     for member in failed:
         log.error(
-            "member %d failed, %s: %s", member.number, _end_of(codes[member.number]), member.folder.path
+            "member %d failed, %s: %s",
+            member.number,
+            child_processes.end_of(codes[member.number]),
+            member.folder.path,
         )
-    return _exit_code(codes[failed[0].number]) if failed else DONE
+    return child_processes.exit_code(codes[failed[0].number]) if failed else DONE
 
 
 def _summary_time(folder: RunDir) -> int | None:
@@ -232,25 +232,3 @@ def _started(member: Member, environment: Environment) -> subprocess.Popen[bytes
         arguments = with_keys(arguments, ["run.resume=auto"])
     command = [sys.executable, "-m", "medconv", "train", *arguments]
     return subprocess.Popen(command, env={**os.environ, **environment})
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait until they have ended by Ctrl-C. A second one would abort their step, so SIGTERM follows."""
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_CTRL_C_SECONDS)
-        if process.poll() is None:
-            process.terminate()
-    for process in processes:
-        process.wait()
-
-
-def _end_of(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _exit_code(code: int) -> int:
-    """SIGKILL most likely means too little memory: the user's; any other signal is a crash."""
-    if code == -signal.SIGKILL:
-        return USER
-    return BUG if code < 0 else code

@@ -14,7 +14,7 @@ from medconv.config.values import duration_seconds, duration_text
 from medconv.features.ensemble.members import Environment
 from medconv.planning.limits import ENOUGH_STEPS, ENOUGH_VIEWS
 from medconv.training.run import prepare
-from medconv.training.run_dir import RunDir, read_config
+from medconv.training.run_dir import RunDir
 
 _MOST = 10  # members: prediction takes as many times as long
 
@@ -37,7 +37,7 @@ def rounds(config: RunConfig, folder: RunDir, environment: Environment) -> int:
     if seconds is None:
         raise ConfigError("--members auto shares trainer.max_time among the members, but it is not set")
     if folder.resume == "auto" and folder.resume_from() is not None:
-        own_time = read_config(folder.path / "config.yaml", folder.last)["trainer"]["max_time"]
+        own_time = folder.earlier_config()["trainer"]["max_time"]
         if own_time is None:
             raise ConfigError(f"{folder.path}: its run has no trainer.max_time; --members takes a number")
         return max(1, round(seconds / duration_seconds(own_time, "trainer.max_time")))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import prod
 from pathlib import Path
 
@@ -81,8 +81,7 @@ class ImageLevelForward(Forward):
 
     def _outputs(self, member: LoadedModel, images: Tensor) -> np.ndarray:
         assert isinstance(member.targets, ImageLevelTargets)
-        axes_sets = flips(member.window.mirror_axes)
-        outputs = mean_over_flips(member.outputs, images, member.targets, axes_sets)
+        outputs = mean_over_flips(member.outputs, images, member.targets, member.window.mirror_axes)
         check_finite("outputs", member, images, outputs)
         undivided = outputs.cpu().numpy()
         if member.temperature is None:
@@ -90,25 +89,17 @@ class ImageLevelForward(Forward):
         return member.targets.outputs_at_temperature(undivided, member.temperature)
 
 
-def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    """All sets of the axes, the empty one first."""
-    subsets: list[tuple[int, ...]] = []
-    for count in range(len(axes) + 1):
-        subsets.extend(combinations(sorted(axes), count))
-    return subsets
-
-
 def mean_over_flips(
-    network: Callable[[Tensor], Tensor],
-    image: Tensor,
-    targets: ImageLevelTargets,
-    axes_sets: Sequence[tuple[int, ...]],
+    network: Callable[[Tensor], Tensor], image: Tensor, targets: ImageLevelTargets, mirror_axes: Sequence[int]
 ) -> Tensor:
-    """The decoded outputs, averaged over flips along these sets of spatial axes.
+    """The decoded outputs, averaged over all flips along these spatial axes.
 
     Shape: (batch, channels, *spatial) -> (batch, names), float32.
     """
     outputs: list[Tensor] = []
+    axes_sets = chain.from_iterable(
+        combinations(sorted(mirror_axes), count) for count in range(len(mirror_axes) + 1)
+    )
     for axes in axes_sets:
         # after the axes of batch and channels; answers have no spatial axes to flip back
         dims = [2 + axis for axis in axes]

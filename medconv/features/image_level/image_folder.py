@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import ids_of, modalities_of
+from medconv.data.datasets.common import folder_of, ids_of, modalities_of
 from medconv.data.datasets.tables import spelling_error
 from medconv.data.io.images import check_endings, suffix_list, suffixes
 from medconv.features.image_level.csv_table import SPLITS
@@ -30,16 +30,7 @@ def imagefolder(
         ValueError: no such folder, fewer than two classes, a folder without an image, or one that is not a
             class.
     """
-    if root is None or str(root) == "":
-        raise ArgumentError(
-            "root",
-            " is not set: give the folder that holds a folder per class, such as ",
-            Argument("root"),
-            "=/data/xray",
-        )
-    root = Path(root)
-    if not root.is_dir():
-        raise ArgumentError("root", f"={root}: no such folder")
+    root = folder_of(root, "a folder per class", "/data/xray")
     class_folders = _class_folders(root)
     folder_names = sorted({folder.name for folder, _ in class_folders})
     error = None if class_names else spelling_error(folder_names)

@@ -19,6 +19,7 @@ import numpy as np
 from filelock import FileLock
 
 from medconv.data.case import Dataset
+from medconv.data.datasets.tables import read_rows
 from medconv.data.io import raster
 from medconv.data.io.images import stamp
 from medconv.features.image_level.csv_table import csv
@@ -61,10 +62,14 @@ def medmnist(
         )
     path = Path(root)
     folder = _unpacked(path, Path(cache_dir))
-    columns = _label_columns(folder)
+    header, rows = read_rows(folder / _TABLE)
+    columns = header[2:]  # after path and split
     kind = target_type or ("multiclass" if len(columns) == 1 else "multilabel")
     has_classes = kind in ("multiclass", "ordinal") and columns == ["label"]
-    numbers = _class_numbers(folder) if has_classes else None
+    numbers = None
+    if has_classes:  # also those without an example
+        highest = max(int(cells["label"]) for _, cells in rows)
+        numbers = [str(label) for label in range(highest + 1)]
     dataset = csv(
         folder / _TABLE, label_columns=columns, target_type=kind, class_names=numbers, modality="grey"
     )
@@ -180,16 +185,3 @@ def _check_arrays(path: Path, split: str, images: np.ndarray, labels: np.ndarray
         )
     if labels.dtype.kind not in "iub":
         raise ValueError(f"{path}: {split}_labels must be whole numbers, got {labels.dtype}")
-
-
-def _label_columns(folder: Path) -> list[str]:
-    """The columns of the table after path and split."""
-    with (folder / _TABLE).open(newline="", encoding="utf-8") as file:
-        return next(tables.reader(file))[2:]
-
-
-def _class_numbers(folder: Path) -> list[str]:
-    """0 to the highest label, including labels without an example."""
-    with (folder / _TABLE).open(newline="", encoding="utf-8") as file:
-        highest = max(int(row["label"]) for row in tables.DictReader(file))
-    return [str(label) for label in range(highest + 1)]

@@ -19,7 +19,7 @@ _WEIGHTS_PER_CHUNK = 4_000_000  # 32 MB
 
 
 class ScoredTargets(Protocol):
-    """What the functions below need to know of image-level targets; `targets/` implements it."""
+    """What the functions below need to know of image-level targets, which implement it."""
 
     @property
     def metric_names(self) -> tuple[str, ...]: ...

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from medconv.config import RunConfig
 from medconv.data.loading.patch import Batch
-from medconv.features.image_level.forward import flips, mean_over_flips
+from medconv.features.image_level.forward import mean_over_flips
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.training.validation import Validated, warn_of_nonfinite
@@ -16,15 +16,15 @@ from medconv.training.validation import Validated, warn_of_nonfinite
 
 @dataclass(frozen=True)
 class ImageLevelValidation:
-    """The outputs and labels of a batch of cases. Args: flips: of mirror test-time augmentation."""
+    """The outputs and labels of a batch of cases. Args: mirror_axes: of mirror test-time augmentation."""
 
     targets: ImageLevelTargets
-    flips: Sequence[tuple[int, ...]]
+    mirror_axes: Sequence[int]
 
     def __call__(
         self, network: Callable[[Tensor], Tensor], batch: Batch, keeps_prediction: bool = False
     ) -> Validated:
-        outputs = mean_over_flips(network, batch["image"], self.targets, self.flips)
+        outputs = mean_over_flips(network, batch["image"], self.targets, self.mirror_axes)
         output_rows = outputs.tolist()
         label_rows = map(self.targets.label_values, batch["label"].float().tolist())
         rows = {}
@@ -39,4 +39,4 @@ def image_validation(
     config: RunConfig, targets: ImageLevelTargets, window: SlidingWindow
 ) -> ImageLevelValidation:
     """As `Family.validation`. Args: window: only its axes of test-time augmentation matter."""
-    return ImageLevelValidation(targets, flips(window.mirror_axes))
+    return ImageLevelValidation(targets, window.mirror_axes)

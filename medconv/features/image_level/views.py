@@ -13,6 +13,7 @@ from medconv.features.image_level import saliency
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.pictures.callbacks import Picture
 from medconv.features.pictures.drawing import overlay
+from medconv.utils.errors import first_line
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,7 @@ class ImageLevelViews:
                 shown = self.targets.shown_output(np.array(outputs))
                 picture = saliency.overlay(module.network, image, self.spacing_mm, shown)
             except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
                 # A network that cannot be explained is no reason to lose a run
-                log.warning("no saliency maps of the worst cases: %s", reason)
+                log.warning("no saliency maps of the worst cases: %s", first_line(error))
                 return
             yield f"worst/{wrong.case} ({label}, predicted {prediction})", picture

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from medconv.utils.errors import first_line
 from medconv.utils.optional_imports import needed
 
 PREFIX = "hf://"
@@ -52,5 +53,4 @@ def _problem(error: Exception, hub: Any) -> str:
         )
     if isinstance(error, hub.errors.GatedRepoError):
         return "its owner asks you to accept terms on the Hugging Face Hub, and to log in by `hf auth login`"
-    first_line = str(error).strip().splitlines()[0]
-    return f"the Hugging Face Hub does not give this file ({first_line})"
+    return f"the Hugging Face Hub does not give this file ({first_line(error)})"

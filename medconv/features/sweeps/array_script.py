@@ -188,7 +188,7 @@ task="${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
 completing() {{ [ "$(squeue --noheader --jobs "$task" --format=%T)" = COMPLETING ]; }}
 if [ "$code" -eq {preempted} ]; then
     # scontrol would queue a cancelled job again, too
-    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ] && ! completing; then
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_restarts} ] && ! completing; then
         scontrol requeue "$task"
     fi
     completing && exit "$code"  # without a code in the folder: the job has not ended, or is cancelled

@@ -2,19 +2,17 @@
 
 import json
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from medconv.config.compose import Composed
+from medconv.config.compose import Composed, as_override
 from medconv.training.run_dir import RunDir, short_hash
-from medconv.utils import cluster
+from medconv.utils import child_processes, cluster
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown
 
@@ -79,8 +77,7 @@ class Job:
     @property
     def arguments(self) -> list[str]:
         """Arguments of `medconv train`. `hydra.mode=RUN`: the user's own config may ask for a sweep."""
-        run_dir = QuotedString(str(self.folder.path), Quote.single).with_quotes()
-        return [*self.flags, "hydra.mode=RUN", *self.overrides, f"run.dir={run_dir}"]
+        return [*self.flags, "hydra.mode=RUN", *self.overrides, as_override("run.dir", self.folder.path)]
 
     @property
     def command(self) -> list[str]:
@@ -119,9 +116,7 @@ class Job:
         """Why it failed, in one line; empty if it did not."""
         if not self.code:
             return ""
-        end = f"exit code {self.code}"
-        if self.code < 0:
-            end = f"killed by {signal.Signals(-self.code).name}"
+        end = child_processes.end_of(self.code)
         try:
             error = self._error_file.read_text(encoding="utf-8").splitlines()[0]
         except (OSError, UnicodeDecodeError, IndexError):

@@ -32,6 +32,7 @@ from medconv.training.run import checked_config
 from medconv.training.run_dir import short_hash
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown
+from medconv.utils.optional_imports import needed
 
 STUDY = "optuna.journal"
 # Attributes of a trial.
@@ -229,16 +230,7 @@ def _cut_unfinished_line(path: Path) -> None:
 
 
 def _optuna() -> Any:
-    """The package, which is optional.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "hydra/sweeper=optuna needs the package optuna: pip install 'medconv[optuna]'"
-        ) from error
+    """Raises: ValueError: it is not installed."""
+    optuna = needed("optuna", "optuna", "hydra/sweeper=optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -20,15 +20,14 @@ from medconv.features.sweeps import array_script, job_array, table
 from medconv.features.sweeps.batch_system import BatchSystem
 from medconv.features.sweeps.job import Job, settings_of, unique, value, values_json, varied
 from medconv.training.loggers import HPARAMS
-from medconv.utils import cluster, signals
-from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
+from medconv.utils import child_processes, cluster, signals
+from medconv.utils.exit_codes import BUG, DONE
 from medconv.utils.logging import shown
 
 # Variables that a launcher sets. A job that inherited them would take itself for a rank of an earlier job.
 _LAUNCHER_VARIABLES = re.compile(
     "((LOCAL|NODE|GROUP)_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
 )
-_CTRL_C_SECONDS = 2.0  # time for a job to end by a Ctrl-C that the terminal sent to it as well
 
 
 def run(
@@ -100,7 +99,9 @@ def finish(jobs: Sequence[Job]) -> int:
         path = table.write(home, [job for job in jobs if job.home == home])
         print(f"\nas a table: {path}")
         _print_cross_validations(home, labels, min_folds)
-    return max((_exit_code(job.code) for job in jobs), default=DONE)
+    return max(
+        (BUG if job.code is None else child_processes.exit_code(job.code) for job in jobs), default=DONE
+    )
 
 
 def plan(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> str:
@@ -130,11 +131,10 @@ def _run(job: Job, values: str) -> None:
     """
     job.begin()
     job.code = _run_process(job.command, values)
-    if job.code in (INTERRUPTED, -signal.SIGINT):
+    if child_processes.was_interrupted(job.code):
         raise KeyboardInterrupt
-    was_preempted = job.code == PREEMPTED or -job.code in signals.PREEMPTING
     # A job that lost one of its own processes has failed instead: it has an error file.
-    if was_preempted and not job.has_error:
+    if child_processes.was_preempted(job.code) and not job.has_error:
         raise signals.RunInterrupted
 
 
@@ -159,7 +159,13 @@ def _run_process(command: list[str], values: str = "") -> int:
             process = subprocess.Popen(command, env=_environment(values))
         if stopped_by:  # the signal came before there was a process
             process.send_signal(stopped_by)
-        code = _wait(process, interrupted)
+        try:
+            if interrupted:
+                raise KeyboardInterrupt
+            code = process.wait()
+        except KeyboardInterrupt:
+            child_processes.end([process])
+            raise
     if stopped_by:
         raise signals.RunInterrupted(stopped_by)
     return code
@@ -172,31 +178,3 @@ def _environment(values: str) -> dict[str, str]:
         if name != HPARAMS and not _LAUNCHER_VARIABLES.fullmatch(name):
             environment[name] = text
     return environment
-
-
-def _wait(process: subprocess.Popen[bytes], interrupted: bool) -> int:
-    """Wait for the end of a process.
-
-    Args:
-        interrupted: Ctrl-C came while it was started.
-    Raises:
-        KeyboardInterrupt: Ctrl-C. A second Ctrl-C would abort the job's step, so SIGTERM follows.
-    """
-    try:
-        if interrupted:
-            raise KeyboardInterrupt
-        return process.wait()
-    except KeyboardInterrupt:
-        try:
-            process.wait(_CTRL_C_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait()
-        raise
-
-
-def _exit_code(code: int | None) -> int:
-    """SIGKILL most likely means too little memory: the user's; any other signal is a crash."""
-    if code == -signal.SIGKILL:
-        return USER
-    return BUG if code is None or code < 0 else code

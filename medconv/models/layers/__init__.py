@@ -1,1 +1,1 @@
-"""Building blocks that networks share: norms, activations, pooling, N-d lookups."""
+"""Building blocks that networks share: norms, depthwise convolutions, pooling."""

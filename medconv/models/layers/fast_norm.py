@@ -225,7 +225,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = False) -> int:
+def swap_norms(network: nn.Module, keep_batch_norms: bool = False) -> int:
     """Make every instance, group and batch norm keep channels-last, in place; returns their number.
 
     Parameters, buffers, state dict and training flags stay. Instance norms with running statistics and norms
@@ -249,8 +249,6 @@ def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = F
             continue
         norm.__class__ = _SWAPS[type(norm)]
         swapped += 1
-    if not fuse:
-        return swapped
     registrations: Counter[int] = Counter()
     for parent in network.modules():
         registrations.update(id(child) for child in parent._modules.values())

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from medconv import doors
 from medconv.training.callbacks.weight_averaging import AverageWeights
+from medconv.training.distributed import of_all_ranks
 from medconv.utils import cluster
 from medconv.utils.exit_codes import DONE, USER
 from medconv.utils.hardware import HostCopy
@@ -269,7 +270,7 @@ class NonfiniteGuard(Callback):
         """Whether a loss itself is not finite, on any rank."""
         losses = [forward.loss for forward in step.passes if forward.loss is not None]
         bad_here = any(not bool(loss.isfinite()) for loss in losses)
-        return any(of_all_ranks(bad_here, self._trainer.world_size))
+        return any(of_all_ranks(bad_here))
 
     def _withhold_gradients(self, step: StepRecord, optimizer: Optimizer) -> None:
         """Makes the optimizer's next step change nothing."""
@@ -299,14 +300,6 @@ def can_skip_step(optimizer: Optimizer) -> bool:
     if is_fused and getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     return bool(getattr(optimizer, "heeds_found_inf", False))
-
-
-def of_all_ranks(value: Any, world_size: int) -> list[Any]:
-    """The plain value of each rank, by rank."""
-    values = [value] * world_size
-    if world_size > 1:
-        distributed.all_gather_object(values, value)
-    return values
 
 
 def generators(device: torch.device) -> list[Tensor]:

@@ -21,6 +21,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from medconv.data.loading.loader import SampleOrder
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.distributed import StopSync
+from medconv.training.run_dir import is_inside
 from medconv.utils.signals import RunInterrupted
 
 # Names of `ResumableEpochLoop` that override nothing, or an attribute.
@@ -95,7 +96,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         if self._owed and first_batch == 0:
             epoch -= 1
             first_batch = batches_per_epoch
-        if Path(str(self.trainer.ckpt_path)).resolve().parent != self._checkpoints.folder.resolve():
+        if not is_inside(Path(str(self.trainer.ckpt_path)), self._checkpoints.folder):
             _check_not_finished(self.trainer, epoch, batches_per_epoch)
         fit_loop = self.trainer.fit_loop
         _set_counters(fit_loop.epoch_progress.total, epoch)

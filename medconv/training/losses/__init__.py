@@ -1,1 +1,1 @@
-"""Losses for label maps and for image-level targets."""
+"""Losses for label maps, and what any loss must fit."""

@@ -1,6 +1,7 @@
 """medconv/features/image_level/encoder.py and output_scaling.py: outputs per image, in physical units."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from medconv.convs import fold_convs
 from medconv.features.image_level.encoder import Encoder, as_encoder
 from medconv.features.image_level.output_scaling import in_units
+from medconv.models.mixin import Mixin
 from medconv.models.unet import UNet
 from medconv.performance.switches import apply_switches
 
@@ -79,7 +81,10 @@ def test_in_units_scales_the_outputs_and_changes_nothing_else():
         checkpointed := copy.deepcopy(network), channels_last=True, activation_checkpointing="pointwise"
     )
     traced = torch.jit.trace(network, image)
-    copies = (copy.deepcopy(network), fold_convs(network), copy.deepcopy(checkpointed))
+    assert isinstance(checkpointed, Mixin) and type(checkpointed) is not type(network)
+    pickled = pickle.loads(pickle.dumps(checkpointed))
+    assert type(pickled) is type(checkpointed)
+    copies = (copy.deepcopy(network), fold_convs(network), copy.deepcopy(checkpointed), pickled)
     for form in (network, *copies, traced):
         with torch.no_grad():
             torch.testing.assert_close(form(image), expected, rtol=1e-4, atol=1e-4)

@@ -158,7 +158,7 @@ def test_a_dry_run_prints_the_space_and_runs_nothing(dataset, tmp_path, space):
 def test_without_optuna_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
-        ConfigError, match="hydra/sweeper=optuna needs the package optuna: pip install 'medconv\\[optuna\\]'"
+        ValueError, match="hydra/sweeper=optuna needs the package optuna: pip install 'medconv\\[optuna\\]'"
     ):
         optuna_search.run(["seed=1,2"], {}, lambda overrides: None)
 

@@ -28,6 +28,7 @@ from medconv.config import ConfigError, compose
 from medconv.features.sweeps import job, run, run_job, table
 from medconv.features.sweeps.job import Job
 from medconv.targets.scores import DICE, MAE
+from medconv.utils import child_processes
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
 
@@ -70,7 +71,7 @@ def test_a_stopped_sweep_stops_its_job_and_waits_for_it(
     number, whole_group, received, code, tmp_path, monkeypatch
 ):
     """Never by a second Ctrl-C, which would abort the run's step."""
-    monkeypatch.setattr(run, "_CTRL_C_SECONDS", 0.2)
+    monkeypatch.setattr(child_processes, "_CTRL_C_SECONDS", 0.2)
     signals = tmp_path / "signals"
     job = [sys.executable, "-c", JOB, str(signals), str(len(received))]
     pid = forked(lambda: os.setpgid(0, 0) or run._run_process(job))
@@ -94,7 +95,7 @@ def test_a_sweep_that_is_stopped_as_it_starts_a_job_stops_the_job(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     started = SimpleNamespace(Popen=InterruptedStart, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(run, "subprocess", started)
-    monkeypatch.setattr(run, "_CTRL_C_SECONDS", 0.2)
+    monkeypatch.setattr(child_processes, "_CTRL_C_SECONDS", 0.2)
     pid = forked(lambda: run._run_process([sys.executable, "-c", JOB, "signals", "1"]))
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == INTERRUPTED
@@ -149,8 +150,8 @@ def test_equal_jobs_are_run_once(tmp_path, capsys):
 def test_a_job_killed_by_the_system_is_the_users_error_a_crash_is_ours():
     code = run._run_process([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     assert run.Job((), (), Path("runs/x"), code).reason == "killed by SIGKILL"
-    assert run._exit_code(code) == USER
-    assert run._exit_code(-signal.SIGSEGV) == BUG
+    assert child_processes.exit_code(code) == USER
+    assert child_processes.exit_code(-signal.SIGSEGV) == BUG
 
 
 def test_the_hparams_page_shows_the_keys_in_which_the_runs_differ(sweep):

@@ -231,10 +231,11 @@ def swap_norms(network: nn.Module, keep_batch_norms: bool = False) -> int:
     Parameters, buffers, state dict and training flags stay. Instance norms with running statistics and norms
     with a forward of their own are not changed.
 
+    A ReLU or leaky ReLU that follows such a norm moves into it, with `nn.Identity` in its place; only in
+    subclasses of `nn.Sequential`, because others may iterate over a plain one, and only if neither layer is
+    used elsewhere or has hooks.
+
     Args:
-        fuse: move a ReLU or leaky ReLU that follows such a norm into it and replace it by `nn.Identity`;
-            only in subclasses of `nn.Sequential`, because others may iterate over a plain one, and only if
-            neither layer is used elsewhere or has hooks.
         keep_batch_norms: leave those to torch, which replaces them by `nn.SyncBatchNorm`: that would lose
             their activation.
     """

@@ -35,7 +35,7 @@ def _mixed(mixin: type, module_class: type) -> Any:
     return type(name, (mixin, module_class), {_PARTS: (mixin, module_class)})
 
 
-def _blank(mixins: Sequence[type], module_class: type) -> Any:
+def _blank(mixins: Sequence[type], module_class: Any) -> Any:
     """For copying and unpickling: an empty module, whose state is set afterwards."""
     for mixin in mixins:
         module_class = _mixed(mixin, module_class)

@@ -3,9 +3,10 @@
 Convolutions keep memory that was never written, or overwrite other memory (torch 2.13, oneDNN 3.12). The
 output, where
 - in bf16, a 3-D input is one voxel long, and the kernel longer, along the first axis;
-- in bf16, a 3-D input is shorter than a dilated kernel along an axis: Python ends by a segmentation fault;
+- in bf16, a dilated kernel is longer than a 3-D input, or a transposed convolution is dilated or has a stride
+  above its kernel: Python ends by a segmentation fault;
 the gradient of the input, where
-- a transposed 3-D convolution gives one channel in channels-last;
+- a transposed 3-D convolution, in channels-last, gives one channel from one voxel along the last axis;
 and the gradient of the weight, where
 - in bf16 (AVX-512), a 3-D input is shorter than its kernel along an axis;
 - in bf16, the last output axis has one element and a stride above 1; with AMX the output is wrong there, too
@@ -66,17 +67,22 @@ def _convolution(
     kernel: Any, keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any
 ) -> Tensor:
     stride, padding, dilation, transposed, *_ = settings
-    if input.dtype == torch.bfloat16 and not transposed:
-        extent = _extent(weight, dilation)
+    if input.dtype != torch.bfloat16:
+        return kernel(keys, input, weight, bias, *settings)  # type: ignore[no-any-return]
+    extent = _extent(weight, dilation)
+    if transposed:
+        is_affected = _has_gaps(stride, dilation, extent)
+    else:
         # by how much the kernel can move along the last axis
         slack = input.shape[-1] + 2 * padding[-1] - extent[-1]
         gives_one_element = stride[-1] > 1 and slack < stride[-1]
         is_flat_or_dilated = input.shape[2] == 1 or max(dilation) > 1
-        if gives_one_element or (is_flat_or_dilated and _is_short(input.shape[2:], extent)):
-            wide_bias = None if bias is None else bias.float()
-            output: Tensor = kernel(keys, input.float(), weight.float(), wide_bias, *settings)
-            return output.to(input.dtype)
-    return kernel(keys, input, weight, bias, *settings)  # type: ignore[no-any-return]
+        is_affected = gives_one_element or (is_flat_or_dilated and _is_short(input.shape[2:], extent))
+    if not is_affected:
+        return kernel(keys, input, weight, bias, *settings)  # type: ignore[no-any-return]
+    wide_bias = None if bias is None else bias.float()
+    output: Tensor = kernel(keys, input.float(), weight.float(), wide_bias, *settings)
+    return output.to(input.dtype)
 
 
 def _convolution_backward(
@@ -93,15 +99,24 @@ def _convolution_backward(
         extent=_extent(weight, dilation),
         stride=stride,
     )
-    if transposed and weight.shape[1] == 1:
-        # `contiguous` would keep the strides of the only channel, by which torch tells the layout
-        grad, input, weight = (
-            each.clone(memory_format=torch.contiguous_format) for each in (grad, input, weight)
-        )
+    if transposed and input.ndim == 5 and weight.shape[1] == 1 and input.shape[-1] == 1:
+        dtype = torch.float64
+    elif transposed and dtype == torch.bfloat16 and _has_gaps(stride, dilation, _extent(weight, dilation)):
+        dtype = torch.float32
     if dtype == input.dtype:
         return kernel(keys, grad, input, weight, *settings)  # type: ignore[no-any-return]
     grads = kernel(keys, grad.to(dtype), input.to(dtype), weight.to(dtype), *settings)
-    return tuple(None if grad is None else grad.to(input.dtype) for grad in grads)
+    # In the layout of torch's own, on which compiled code relies; fp64 gives contiguous gradients
+    layout = next(
+        (_layout(each) for each in (input, weight) if _layout(each) is not torch.contiguous_format),
+        torch.contiguous_format,
+    )
+    input_grad, weight_grad, bias_grad = (None if each is None else each.to(input.dtype) for each in grads)
+    return (
+        None if input_grad is None else input_grad.contiguous(memory_format=layout),
+        None if weight_grad is None else weight_grad.contiguous(memory_format=layout),
+        bias_grad,
+    )
 
 
 def _sound_type(
@@ -130,6 +145,11 @@ def _sound_type(
         return torch.float64
     gives_one_element = coarse_size[-1] == 1 and stride[-1] > 1
     return torch.float32 if _is_short(fine_size, extent) or gives_one_element else dtype
+
+
+def _has_gaps(stride: Sequence[int], dilation: Sequence[int], extent: Sequence[int]) -> bool:
+    """Whether a transposed convolution is dilated, or leaves voxels out."""
+    return max(dilation) > 1 or any(step > reach for step, reach in zip(stride, extent, strict=True))
 
 
 def _is_short(size: Sequence[int], extent: Sequence[int]) -> bool:

@@ -1,5 +1,6 @@
 """Which classes a checkpoint's config may name, so that loading a file cannot run arbitrary code."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -71,9 +72,12 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
 
 
 def packages_of(*nodes: Mapping[str, Any] | None) -> list[str]:
-    """The packages of classes in a config of the user's own, but for those that every checkpoint may name."""
+    """The packages of classes in a config of the user's own; not those that others wrote, of which a
+    checkpoint may name networks alone.
+    """
     targets = [str(described["_target_"]) for node in nodes if node for _, described in iter_nodes(node, "")]
-    return sorted({target.partition(".")[0] for target in targets if not _below(target, NETWORKS)})
+    homes = {target.partition(".")[0] for target in targets}
+    return sorted(homes - {"medconv", "monai", "torch"} - sys.stdlib_module_names)
 
 
 def _naming(package: str) -> str:

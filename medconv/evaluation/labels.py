@@ -14,6 +14,7 @@ from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of
 from medconv.data.io.formats import choice_of, structures_of, without_structures
 from medconv.data.io.images import in_folder
+from medconv.data.io.label_values import comparable_name
 from medconv.data.per_case import by_case
 from medconv.inference import output
 from medconv.inference.output import MANIFEST
@@ -91,21 +92,31 @@ def renumbering(targets: SegmentationTargets | None, references: Path) -> Relabe
         return None
     if targets.draws_classes:  # in place of label values
         return None
-    there = declared.by_name
-    differing = [name for name, values in targets.by_name.items() if there.get(name, values) != values]
+    there = {comparable_name(name): value for name, (value,) in declared.by_name.items()}
+    here = {comparable_name(name): value for name, (value,) in targets.by_name.items()}
+    differing = [name for name in here if there.get(name, here[name]) != here[name]]
     if not differing:
         return None
-    missing = [name for name in there if name not in targets.by_name]
+    missing = [name for name in there if name not in here]
     if missing:
         raise ValueError(
             f"references {references}: their dataset.json gives {differing[0]} another label value than the "
             f"predictions have, and names {', '.join(missing)}, which these do not have; expected one "
             "numbering, or the same names"
         )
-    pairs = {0: 0} | {there[name][0]: targets.by_name[name][0] for name in there}
+    pairs = {0: 0} | {there[name]: here[name] for name in there}
     if declared.ignore is not None and targets.ignore is not None:
         pairs[declared.ignore] = targets.ignore
     log.info("references: label values of %s are matched by name, as their dataset.json differs", references)
+    further = [name for name in here if name not in there]
+    if further:
+        log.warning(
+            "references: %s has no %s, so that each predicted voxel of it is wrong; "
+            "--annotated '*=%s' leaves it out",
+            references,
+            ", ".join(further),
+            ",".join(name for name in targets.by_name if comparable_name(name) in there),
+        )
     return tuple(sorted(pairs.items()))
 
 

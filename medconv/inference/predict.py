@@ -94,7 +94,10 @@ def predict(
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")
     progress = counting("predicting", len(cases))
-    with signals.raising(), output.open(cases, overwrite), limits, progress:
+    with ExitStack() as stack:
+        stack.callback(stages.repeat_warnings)  # also of a run that was stopped
+        for context in (signals.raising(), output.open(cases, overwrite), limits, progress):
+            stack.enter_context(context)
         claims = output.claims(cases)
         size = predictor.forward.batch_size
         # Claimed as late as possible, since other processes may take them.
@@ -106,9 +109,6 @@ def predict(
             ended += len(batch)
             progress.update(progress.task_ids[0], completed=ended + len(output.skipped))
     # What was done, by whom, and what failed.
-    for warning, (_, *more) in stages.warned.items():
-        if more:
-            log.warning("%d more case%s (%s): %s", len(more), "s" * (len(more) > 1), some(more), warning)
     num_before, num_claimed = len(output.skipped), len(output.claimed_by_others)
     num_now = len(cases) - num_claimed - num_before - len(stages.failed)
     log.info(
@@ -142,6 +142,13 @@ class _Stages:
     failed: dict[str, str] = field(default_factory=dict)
     warned: dict[str, list[str]] = field(default_factory=dict)
 
+    def repeat_warnings(self) -> None:
+        """Of how many more cases each warning was."""
+        for warning, (_, *more) in self.warned.items():
+            if more:
+                cases = f"{len(more)} more case{'s' * (len(more) > 1)}"
+                log.warning("%s (%s): %s", cases, some(more, 20), warning)
+
     def load(self, batch: Sequence[Claim]) -> list[Input]:
         inputs: list[Input] = []
         for claim in batch:
@@ -153,9 +160,9 @@ class _Stages:
                 continue
             if case_input.warning:
                 alike = self.warned.setdefault(case_input.warning, [])
-                if not alike:
+                alike.append(claim.case.id)  # in threads; appending is atomic
+                if alike[0] == claim.case.id:
                     log.warning("case %s: %s", claim.case.id, case_input.warning)
-                alike.append(claim.case.id)
             inputs.append(case_input)
         return inputs
 

@@ -458,14 +458,16 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     if split.train[0].values is not None:
         splits.check_examples(split, dataset.targets, _remedy(split, data))
     if isinstance(dataset.targets, SegmentationTargets):
-        _warn_of_foreground(split, dataset, measured)
+        _warn_of_foreground(split, dataset.targets, dataset, measured)
     whole_images = dataset.targets.family.own("whole_images")
     if whole_images:
         whole_images.check(split, dataset, measured, data)
     return split
 
 
-def _warn_of_foreground(split: DataSplit, dataset: Dataset, measured: Fingerprint) -> None:
+def _warn_of_foreground(
+    split: DataSplit, targets: SegmentationTargets, dataset: Dataset, measured: Fingerprint
+) -> None:
     """Of classes that only cases outside training have, and of a validation without foreground: a false
     positive has Dice 0 there, and a right answer has none, so that no network is the best.
     """
@@ -473,10 +475,14 @@ def _warn_of_foreground(split: DataSplit, dataset: Dataset, measured: Fingerprin
         case.id: voxels for case, voxels in zip(dataset.cases, measured.class_voxels, strict=False)
     }
     in_training = [voxels_of_case[case.id] for case in split.train if case.id in voxels_of_case]
-    if in_training:
-        in_all = np.sum(list(voxels_of_case.values()), axis=0)
-        is_lost = (np.sum(in_training, axis=0) == 0) & (in_all > 0)
-        lost = [name for name, lacks in zip(dataset.class_names, is_lost.tolist(), strict=False) if lacks]
+    if in_training and not targets.draws_classes:
+        of_all = np.sum(list(voxels_of_case.values()), axis=0)
+        of_training = np.sum(in_training, axis=0)
+        lost = []
+        for name, values in targets.by_name.items():  # a region has several values
+            indices = [value for value in values if value < len(of_all)]
+            if of_all[indices].sum() > 0 and of_training[indices].sum() == 0:
+                lost.append(name)
         if lost:
             log.warning(
                 "no training case has a voxel of %s, which only cases outside training have: the network "

@@ -163,10 +163,10 @@ def test_a_manifest_counts_more_than_what_the_references_declare(tmp_path):
 
 def test_references_of_another_numbering_are_matched_by_name(tmp_path):
     labels = {"labels": {"background": 0, "head": 1, "tail": 2}}
-    record = {"class_names": ["background", "tail", "body", "head"]}
+    record = {"class_names": ["background", "Tail", "body", "head"]}
     predictions, references = folders(tmp_path, record, labels)
     targets = targets_of(predictions, references)
-    assert targets.names == ("tail", "body", "head")
+    assert targets.names == ("Tail", "body", "head")
     assert renumbering(targets, references) == ((0, 0), (1, 3), (2, 1))
     assert renumbering(targets, tmp_path / "elsewhere/labelsTr") is None
     with pytest.raises(ValueError, match=r"gives tail another label value.* and names head, which these do"):

@@ -320,7 +320,13 @@ def test_a_class_that_no_training_case_of_the_fold_has_is_named(tmp_path, caplog
         label = np.asarray(image.dataobj)
         nib.save(nib.Nifti1Image(np.where(label == 1, 0, label), image.affine), case.label)
     prepare_data(settings)
-    assert f"no training case has a voxel of {dataset.class_names[1]}, which only cases" in caplog.text
+    first, second = dataset.class_names[1:3]
+    assert f"no training case has a voxel of {first}, which only cases" in caplog.text
+    caplog.clear()
+    regions = f"data.regions={{both: [{first}, {second}], one: [{first}]}}"
+    settings = (regions, "data.regions_order=[2,1]", f"data.cache_dir={tmp_path}")
+    prepare_data(config.validate(tiny.composed(*tiny.overrides(root), *settings)))
+    assert "no training case has a voxel of one, which only cases" in caplog.text  # both is learned
 
 
 def test_a_number_of_folds_that_nothing_divides_is_named(tmp_path, caplog):

@@ -401,6 +401,7 @@ def num_channels(path: Path) -> int:
     if raster.is_picture(path):
         return raster.channels(path)
     shape, _ = shape_and_affine(path)
+    nifti.check_shape(path, shape)
     return prod(shape[3:])  # volumes have the channels last
 
 

@@ -107,7 +107,7 @@ def class_names_of(names: Mapping[str, Names]) -> tuple[str, ...]:
     foreground: dict[str, str] = {}
     for of_file in names.values():
         for _, name in sorted(of_file.items()):
-            foreground.setdefault(_key(name), name)
+            foreground.setdefault(comparable_name(name), name)
     return ("background", *foreground.values()) if foreground else ()
 
 
@@ -129,9 +129,11 @@ def relabel_by_name(
         ValueError: a name that is no class, two names of one class, or files without names beside others that
             are numbered otherwise; lists what contradicts.
     """
-    values = {_key(name): value for value, name in enumerate(class_names) if value and name}
-    unknown = {_key(name) for of_file in names.values() for name in of_file.values()} - set(values)
-    if unknown and not any(_key(name) in values for of_file in names.values() for name in of_file.values()):
+    values = {comparable_name(name): value for value, name in enumerate(class_names) if value and name}
+    unknown = {comparable_name(name) for of_file in names.values() for name in of_file.values()} - set(values)
+    if unknown and not any(
+        comparable_name(name) in values for of_file in names.values() for name in of_file.values()
+    ):
         check_one_numbering(files, names, class_names)
         _say_matched_by_number(names, class_names)
         return {}
@@ -142,12 +144,12 @@ def relabel_by_name(
         for value, name in sorted(of_file.items()):
             if value == ignore:
                 continue
-            if _key(name) not in values:
+            if comparable_name(name) not in values:
                 problems.append(f"{files[case]}: {value} is {name!r}, which is not a class")
-            elif values[_key(name)] in new_values.values():
+            elif values[comparable_name(name)] in new_values.values():
                 problems.append(f"{files[case]}: {value} is {name!r}, and so is another value")
             else:
-                new_values[value] = values[_key(name)]
+                new_values[value] = values[comparable_name(name)]
         relabels[case] = tuple(sorted(new_values.items()))
     is_renumbered = any(value != new for relabel in relabels.values() for value, new in relabel)
     if is_renumbered:
@@ -193,10 +195,10 @@ def check_one_numbering(
     problems = []
     for case, of_file in names.items():
         for value, name in sorted(of_file.items()):
-            named_case, first_name = first_with_value.setdefault(value, (case, _key(name)))
-            valued_case, first_value = first_with_name.setdefault(_key(name), (case, value))
-            if first_name != _key(name) or first_value != value:
-                other = files[named_case if first_name != _key(name) else valued_case]
+            named_case, first_name = first_with_value.setdefault(value, (case, comparable_name(name)))
+            valued_case, first_value = first_with_name.setdefault(comparable_name(name), (case, value))
+            if first_name != comparable_name(name) or first_value != value:
+                other = files[named_case if first_name != comparable_name(name) else valued_case]
                 problems.append(f"{files[case]}: {value} is {name!r}, but not in {other}")
     if problems:
         raise ValueError(_contradiction(problems, class_names))
@@ -222,7 +224,7 @@ def _contradiction(problems: Sequence[str], class_names: Sequence[str]) -> str:
     )
 
 
-def _key(name: str) -> str:
+def comparable_name(name: str) -> str:
     """A name as it is compared: without case, and `_` as a blank."""
     return " ".join(name.replace("_", " ").casefold().split())
 
@@ -238,14 +240,14 @@ def contradictions(
         annotated: the values that the case has examples of, as `Case.annotated`; other names are not its own.
     """
     values = {
-        _key(name): value
+        comparable_name(name): value
         for value, name in enumerate(class_names)
         if annotated is None or not value or value in annotated
     }
     new_values = None if relabel is None else dict(relabel)
     errors = []
     for value, name in sorted((label_names(path) or {}).items()):
-        expected = values.get(_key(name))
+        expected = values.get(comparable_name(name))
         actual = value if new_values is None else new_values.get(value)
         if expected is not None and actual is not None and actual != expected:
             errors.append(

@@ -13,6 +13,7 @@ from medconv.data.case_files import label_of, label_on
 from medconv.data.datasets.patterns import files_of
 from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.label_values import names_of, relabel_by_name, relabels
+from medconv.data.io.raster import is_picture
 from medconv.data.loading.patch import Sample
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, resampled_shape
 from medconv.data.preprocessing.resampling import LINEAR, nearest, zoom
@@ -198,7 +199,9 @@ def _relabels(files: Mapping[str, Path], dataset: Dataset) -> dict[str, Relabel 
 
     Where there is one class, masks of each rater have a value of their own for it, such as 1 or 255.
     """
-    if len(dataset.class_names) <= 2:
+    ids = {case.id for case in dataset.cases}
+    files = {case_id: path for case_id, path in files.items() if case_id in ids}
+    if len(dataset.class_names) <= 2 and any(is_picture(path) for path in files.values()):
         return relabels(files, dataset.class_names)
     names = names_of(files)
     by_name = relabel_by_name(files, names, dataset.class_names) if names else {}

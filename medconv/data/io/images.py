@@ -393,13 +393,16 @@ def shape_and_affine(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
 
 
 def num_channels(path: Path) -> int:
-    """Channels of an image file, from its header.
+    """Channels of an image file; from its header, where that says it.
 
     Raises:
         ValueError: as `read_array`.
     """
     if raster.is_picture(path):
         return raster.channels(path)
+    if not format_of(path).suffixes:  # DICOM, whose header is that of one slice
+        image, _ = read_image([path])
+        return len(image)
     shape, _ = shape_and_affine(path)
     nifti.check_shape(path, shape)
     return prod(shape[3:])  # volumes have the channels last

@@ -1,5 +1,6 @@
 """What the measured cases of a segmentation come to: statistics per class, the rows of the CSV, the table."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,8 +231,8 @@ def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
         (values["dice"], 4, 7),
         (sd, 4, 7),
         (values["nsd"], 4, 7),
-        (values["hd95_mm"], 2, 8),
-        (values["asd_mm"], 2, 7),
+        (values["hd95_mm"], _mm_digits(values["hd95_mm"]), 8),
+        (values["asd_mm"], _mm_digits(values["asd_mm"]), 7),
         (volume_per_cent, 1, 8),
     ]
     if "lesion_f1" in values:
@@ -242,6 +243,11 @@ def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
     for metric in doors.objects(doors.METRICS):
         cells.append((values[metric.name], 4, _own_width(metric)))
     return " ".join(f"{plain_number(value, digits):>{width}}" for value, digits, width in cells)
+
+
+def _mm_digits(mm: float | None) -> int:
+    """Digits behind the point: two, and for less than 0.1 mm, as in microscopy, two that are not 0."""
+    return 1 - math.floor(math.log10(mm)) if mm and mm < 0.1 else 2
 
 
 def _own_width(metric: Metric) -> int:

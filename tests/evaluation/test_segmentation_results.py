@@ -3,6 +3,8 @@
 import csv
 import json
 
+import nibabel as nib
+import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of, save_spaced, with_names
 
@@ -44,6 +46,17 @@ def test_volume_errors_are_in_per_cent_in_the_table(tmp_path):
     assert evaluation.result["mean"]["volume_error"] == 0.5
     _, row, mean = (line.split() for line in table(evaluation).splitlines())
     assert row[-2:] == ["50.0", "1"] and mean[-1] == "50.0"
+
+
+def test_distances_in_microscopy_are_not_rounded_to_0(tmp_path):
+    paths = folders(tmp_path, {"a": label_of(6)}, {"a": label_of(4)})
+    for path in (paths[0] / "a.nii.gz", paths[1] / "a.nii.gz"):
+        array = np.asarray(nib.load(path).dataobj)
+        nib.save(nib.Nifti1Image(array, np.diag([3e-4, 3e-4, 3e-4, 1])), path)
+    evaluation = segmentation.evaluate(*paths)
+    hd95_mm = evaluation.result["mean"]["hd95_mm"]
+    _, row, _ = (line.split() for line in table(evaluation).splitlines())
+    assert hd95_mm < 0.01 and float(row[4]) == pytest.approx(hd95_mm, rel=0.05)
 
 
 def test_dice_of_empty_label_maps_is_undefined(tmp_path):

@@ -96,8 +96,9 @@ def run_command(options: argparse.Namespace) -> int:
     if code == DONE:
         # Classes that this command's configs name are the user's choice
         own = [package for each, _ in found for package in packages_of(each.model, each.conv)]
-        gains.write(ensemble, config, [*options.package, *own])
-        print(gains.table(folder))
+        packages = list(dict.fromkeys([*options.package, *own]))
+        gains.write(ensemble, config, packages)
+        print(gains.table(folder, packages))
     return code
 
 

@@ -63,8 +63,11 @@ def write(members: Sequence[Member], config: RunConfig, trusted: Sequence[str]) 
         home.write_summary(**{KEY: rows})
 
 
-def table(home: RunDir) -> str:
-    """Scores of the members and of their mean, and how to predict with them."""
+def table(home: RunDir, packages: Sequence[str] = ()) -> str:
+    """Scores of the members and of their mean, and how to predict with them.
+
+    Args: packages: that their networks come from.
+    """
     summary = home.summary()
     rows = summary[KEY]
     lines = ["", f"member    {metric_of_summary(summary).words}    the mean of the members up to this one"]
@@ -77,7 +80,8 @@ def table(home: RunDir) -> str:
             "the mean is not scored: only label maps of classes are, by cases that all members validated"
         )
     folder = shlex.quote(str(home.path))
-    lines.append(f"\nmedconv predict --checkpoint {folder} --input IMAGES --output PREDICTIONS")
+    flags = "".join(f" --package {name}" for name in packages)
+    lines.append(f"\nmedconv predict --checkpoint {folder}{flags} --input IMAGES --output PREDICTIONS")
     return "\n".join(lines)
 
 

@@ -220,6 +220,10 @@ class Dataset:
     errors: Mapping[str, str] = field(default_factory=dict)
     targets: Targets = field(default=None)  # type: ignore[assignment]
 
+    @property
+    def case_ids(self) -> list[str]:
+        return [case.id for case in self.cases]
+
     def __post_init__(self) -> None:
         if self.targets is None:
             # The way to set a field of a frozen dataclass

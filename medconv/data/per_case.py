@@ -33,7 +33,7 @@ def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
     """
     check_source_spacing(setting)
     if isinstance(setting, Mapping):
-        by_case(setting, [case.id for case in dataset.cases], "source_spacing_mm")
+        by_case(setting, dataset.case_ids, "source_spacing_mm")
     cases = [replace(case, source_spacing_mm=source_spacing(setting, case.id)) for case in dataset.cases]
     return replace(dataset, cases=tuple(cases))
 
@@ -78,7 +78,7 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
     foreground_names = dataset.class_names[1:]
     setting = _class_lists(setting, foreground_names)
     cases = list(dataset.cases)
-    annotated_names = by_case(setting, [case.id for case in dataset.cases], "annotated")
+    annotated_names = by_case(setting, dataset.case_ids, "annotated")
     for index, case in enumerate(cases):
         if case.id in annotated_names:
             # Label value 0 is the background, so the first foreground class is 1
@@ -178,10 +178,8 @@ def with_weights(dataset: Dataset, setting: Any) -> Dataset:
         raise ArgumentError(
             "case_weights", f"={setting}: expected {{PATTERN: a positive number}} of case ids"
         )
-    return replace(
-        dataset,
-        cases=weighted(dataset.cases, by_case(setting, [case.id for case in dataset.cases], "case_weights")),
-    )
+    weights = by_case(setting, dataset.case_ids, "case_weights")
+    return replace(dataset, cases=weighted(dataset.cases, weights))
 
 
 def weighted(cases: Sequence[Case], weights: Mapping[str, float]) -> tuple[Case, ...]:

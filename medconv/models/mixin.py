@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+_PARTS = "_parts"  # attribute of a class that was made here: its mixin and the module's class
+
 
 class Mixin(nn.Module):
     """Mixed into a module's class, so that its children, `deepcopy` and pickling stay as they were."""
@@ -18,9 +20,6 @@ class Mixin(nn.Module):
             mixin, module_class = vars(module_class)[_PARTS]
             mixins.insert(0, mixin)
         return _blank, (mixins, module_class), self.__getstate__()
-
-
-_PARTS = "_parts"  # attribute of a class that was made here: its mixin and the module's class
 
 
 def mixed(mixin: type, module: nn.Module) -> Any:

@@ -318,7 +318,7 @@ def _kind_weights(dataset: Dataset, measured: Fingerprint) -> dict[str, float]:
     )
     if not are_labelled_pictures or any(case.missing_channels for case in dataset.cases):
         return {}
-    ids = [case.id for case in dataset.cases]
+    ids = dataset.case_ids
     return per_case.kind_weights(dict(zip(ids, measured.percentiles, strict=True)))
 
 
@@ -451,7 +451,7 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     Raises: ValueError: no training case, a class without examples, or as the targets' family says.
     """
     # strict=False: there are no contents if all images are constant
-    contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
+    contents = dict(zip(dataset.case_ids, measured.contents, strict=False))
     if not split.train:
         raise ConfigError(f"data.fold={data.fold}: no case to train on, all are in validation or test")
     split = splits.drop_duplicates(split, contents)

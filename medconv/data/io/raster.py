@@ -221,12 +221,12 @@ def check_ignored(values: Iterable[int | None], masks: Iterable[Path | None], nu
     unclear = [value for value in values if value is not None and value >= MIN_SINGLE_VALUE]
     if num_classes > 2 or not unclear:
         return
-    pictures = (path for path in masks if path is not None and is_picture(path))
-    for path in pictures:
-        raise ValueError(
-            f"{path}: the value to ignore must be below {MIN_SINGLE_VALUE}, "
-            f"as a mask of 0 and {unclear[0]} is read as 0 and 1"
-        )
+    for path in masks:
+        if path is not None and is_picture(path):
+            raise ValueError(
+                f"{path}: the value to ignore must be below {MIN_SINGLE_VALUE}, "
+                f"as a mask of 0 and {unclear[0]} is read as 0 and 1"
+            )
 
 
 def write_mask(path: Path, label: np.ndarray) -> None:

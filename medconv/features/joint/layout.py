@@ -51,7 +51,7 @@ def joint(
     if type(dataset.targets) is not LabelMapTargets:
         raise ArgumentError("root", f"={root}: has {dataset.targets.kind}, expected label maps of classes")
     columns = [label_columns] if isinstance(label_columns, str) else list(label_columns or ["label"])
-    ids = [case.id for case in dataset.cases]
+    ids = dataset.case_ids
     known_ids = frozenset(ids)
     of_image, values, errors = _read(Path(table), known_ids, columns, target_type, value_names)
     lacking = [case_id for case_id in ids if case_id not in values and case_id not in errors]

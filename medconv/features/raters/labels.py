@@ -180,14 +180,14 @@ def labelled(
     else:
         patterns = [raters] if isinstance(raters, str) else raters
         files = [_files_of_rater(Path(root or "") / pattern, dataset) for pattern in patterns]
-    relabels = [_relabels(of_rater, dataset) for of_rater in files]
+    relabels_of_raters = [_relabels(of_rater, dataset) for of_rater in files]
     cases = []
     # A case without files of further raters is a case of one rater
     for case in dataset.cases:
         soft_label = RatedLabel(
             num_classes=len(dataset.class_names),
             further_files=tuple(of_rater.get(case.id) for of_rater in files),
-            further_relabels=tuple(of_rater.get(case.id, case.relabel) for of_rater in relabels),
+            further_relabels=tuple(of_rater.get(case.id, case.relabel) for of_rater in relabels_of_raters),
             are_probabilities=bool(soft_labels),
         )
         cases.append(replace(case, soft_label=soft_label))

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from medconv.convs.parametrization import CHANNELS_LAST
+from medconv.performance.kernel_gradients import convolution_backward
 
 _REGISTER = 16  # fp32 numbers, at most
 _libraries: list[torch.library.Library] = []  # torch's own kernels would return once it is garbage
@@ -104,7 +105,7 @@ def _convolution_backward(
     elif transposed and dtype == torch.bfloat16 and _has_gaps(stride, dilation, _extent(weight, dilation)):
         dtype = torch.float32
     if dtype == input.dtype:
-        return kernel(keys, grad, input, weight, *settings)  # type: ignore[no-any-return]
+        return convolution_backward(partial(kernel, keys), grad, input, weight, *settings)
     grads = kernel(keys, grad.to(dtype), input.to(dtype), weight.to(dtype), *settings)
     # In the layout of torch's own, on which compiled code relies; fp64 gives contiguous gradients
     layout = next(

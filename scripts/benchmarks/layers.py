@@ -1,6 +1,7 @@
 """Norms, depthwise convolutions and the loss against the library's own: forward and backward.
 
-Layers over the stages of a U-Net, the loss over numbers of classes.
+Layers over the stages of a U-Net, the loss over numbers of classes. Of kernels that a CPU with AMX computes
+badly, the gradient.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.results import Row, conditions, table
+from medconv.convs.parametrization import CHANNELS_LAST
 from medconv.features.diagnosis.alternating import alternate
 from medconv.models.layers.depthwise import block_weight
 from medconv.models.layers.fast_norm import ChannelsLastBatchNorm3d, instance_norm
+from medconv.performance.kernel_gradients import convolution_backward
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
-PARTS = ("norm", "depthwise", "loss")
+PARTS = ("norm", "depthwise", "loss", "kernel")
 STAGES = [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))]
 CLASSES = [(3, (40, 56, 40)), (20, (64, 64, 64)), (105, (64, 64, 64))]
+# Channels, kernel and size of layers: the stages of hearts in thick slices, and the coarsest of pictures
+KERNELS = [
+    (24, (3, 3, 1), (112, 128, 10)),
+    (48, (3, 3, 1), (56, 64, 10)),
+    (96, (3, 3, 3), (28, 32, 10)),
+    (192, (3, 3, 3), (8, 8, 5)),
+    (256, (3, 3), (8, 8)),
+]
 _LAST = torch.channels_last_3d
 
 
@@ -36,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     for part in options.parts:
+        if part == "kernel":
+            for channels, kernel, size in KERNELS:
+                rows += _kernel_rows((options.batch, channels, *size), kernel, options.pairs)
+            continue
         for channels, size in CLASSES if part == "loss" else STAGES:
             shape = (options.batch, channels, *(options.scale * n for n in size))
             rows += _rows(part, shape, options.pairs)
@@ -52,6 +67,28 @@ def _rows(part: str, shape: tuple[int, ...], pairs: int) -> list[Row]:
     case = f"{shape[1]} {unit} at {'x'.join(map(str, shape[2:]))}, batch {shape[0]}, bf16"
     kind = {"benchmark": part, "case": case, "reference": reference}
     timed = alternate(variants, reference, pairs, calls=10 if device.type == "cuda" else 1)
+    return [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
+
+
+def _kernel_rows(shape: tuple[int, ...], kernel: tuple[int, ...], pairs: int) -> list[Row]:
+    """Args: shape: (batch, channels, *spatial)."""
+    _, channels, *size = shape
+    layout = CHANNELS_LAST[len(shape)]
+    grad, x = torch.randn(2, *shape, dtype=torch.bfloat16).unbind()
+    weight = torch.randn(channels, channels, *kernel, dtype=torch.bfloat16)
+    tensors = [each.contiguous(memory_format=layout) for each in (grad, x, weight)]
+    ones, zeros = [1] * len(size), [0] * len(size)
+    padding = [edge // 2 for edge in kernel]
+    settings = (None, ones, padding, ones, False, zeros, 1, [False, True, False])
+    library = torch.ops.aten.convolution_backward
+    variants = {
+        "torch": lambda: library(*tensors, *settings),
+        "ours": lambda: convolution_backward(library, *tensors, *settings),
+    }
+    times = "x".join
+    case = f"{channels} channels, kernel {times(map(str, kernel))} at {times(map(str, size))}"
+    kind = {"benchmark": "kernel", "case": f"{case}, batch {shape[0]}, bf16", "reference": "torch"}
+    timed = alternate(variants, "torch", pairs)
     return [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
 
 

@@ -259,13 +259,15 @@ def annotated(options: Sequence[str], cases: Collection[str], names: Sequence[st
 
 def with_annotated_structures(
     files: Mapping[str, Path],
+    relabel: Mapping[str, Relabel | None],
     options: Sequence[str],
     targets: SegmentationTargets | None,
     cases: Collection[str] | None = None,
 ) -> dict[str, Path]:
-    """The files of a rater; contours (RTSTRUCT) may lack the structures of classes that are not annotated.
+    """The files of a rater; contours, and masks of each class, may lack classes that are not annotated.
 
     Args:
+        relabel: how these files are read, see `label_values.relabels`.
         targets: None: classes are numbered.
         cases: of all references, where a rater lacks some; None: those of `files`.
     """
@@ -279,9 +281,12 @@ def with_annotated_structures(
     numbers = {str(value): (value,) for value in all_values}
     values_of: Mapping[str, tuple[int, ...]] = targets.by_name if targets else numbers
     for case, names in annotated(options, cases or files, list(values_of)).items():
+        if case not in paths:
+            continue
         annotated_values = {value for name in names for value in values_of[name]}
-        if case in paths:
-            paths[case] = without_structures(paths[case], set(all_values) - annotated_values)
+        read_as = dict(relabel.get(case) or ())
+        others = [value for value in all_values if read_as.get(value, value) not in annotated_values]
+        paths[case] = without_structures(paths[case], others)
     return paths
 
 

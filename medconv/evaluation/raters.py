@@ -10,6 +10,7 @@ import numpy as np
 
 from medconv.data.case import Grid, Relabel
 from medconv.data.datasets.patterns import files_of
+from medconv.data.io.class_masks import of_classes
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import relabels
@@ -91,21 +92,23 @@ def raters_of(
         raise ArgumentError("consensus", f" {consensus}: needs raters besides the references")
     if consensus not in (None, *CONSENSUS):
         raise ArgumentError("consensus", f" must be one of {', '.join(CONSENSUS)}, got {consensus}")
+    class_names = labels.class_names_of(targets)
+    ignore = targets.ignore if targets else None
     files: dict[str, dict[str, Path]] = {}
+    relabel: dict[str, dict[str, Relabel | None]] = {}
     known = [{case: file.resolve() for case, file in references.items()}]
     for path in paths:
-        of_rater = files_of(path, "raters")
+        of_rater = files_of(of_classes(str(path), class_names), "raters")
         known.append({case: file.resolve() for case, file in of_rater.items()})
         if known[-1] in known[:-1]:
             raise ArgumentError("raters", f" {path}: given twice, or the references themselves")
         if not set(of_rater) & set(references):
             raise ArgumentError("raters", f" {path}: no label map there for {some(sorted(references), 3)}")
-        files[str(path)] = labels.with_annotated_structures(of_rater, annotated, targets, references)
-    class_names = labels.class_names_of(targets)
-    ignore = targets.ignore if targets else None
-    relabel = {
-        rater: relabels(of_rater, class_names, ignore, renumbered) for rater, of_rater in files.items()
-    }
+        rater = str(path)
+        relabel[rater] = relabels(of_rater, class_names, ignore, renumbered)
+        files[rater] = labels.with_annotated_structures(
+            of_rater, relabel[rater], annotated, targets, references
+        )
     return Raters(files, relabel, consensus or "majority")
 
 

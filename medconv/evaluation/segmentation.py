@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
-from medconv.data.datasets.patterns import files_of
+from medconv.data.datasets.patterns import files_of, home
+from medconv.data.io.class_masks import of_classes
 from medconv.data.io.label_values import relabels
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, segmentation_results
@@ -56,12 +57,13 @@ def evaluate(
     prediction_sets = [LabelMaps(predictions, files_of(predictions, "predictions"))]
     if compare:
         prediction_sets.append(LabelMaps(compare, files_of(compare, "compare")))
-    reference_set = LabelMaps(
-        references, labels.reference_files(references, [maps.files for maps in prediction_sets])
-    )
-    targets = labels.agreed_targets([maps.folder for maps in prediction_sets], reference_set.folder)
+    targets = labels.agreed_targets([maps.folder for maps in prediction_sets], home(references))
     class_names = labels.class_names_of(targets)
     ignore = targets.ignore if targets else None
+    reference_files = labels.reference_files(
+        Path(of_classes(str(references), class_names)), [maps.files for maps in prediction_sets]
+    )
+    reference_set = LabelMaps(references, reference_files)
     renumbered = labels.renumbering(targets, reference_set.folder)
     settings = Settings(
         tolerance_mm or {},
@@ -69,15 +71,15 @@ def evaluate(
         annotated,
         raters_of(raters, consensus, reference_set.files, targets, annotated, renumbered),
     )
-    reference_files = labels.with_annotated_structures(reference_set.files, annotated, targets)
     # What can fail is checked before the work, not after it.
     if targets:
         labels.check_tolerances(settings.tolerances, targets.names)
         ignored = (targets.ignore, *targets.also_ignored)
         check_ignored(ignored, reference_files.values(), targets.num_values)
     # Masks of 0 and 255 are read as labels 0 and 1, and files that name their values by name.
-    reference_relabels = relabels(reference_files, class_names, ignore, renumbered)
-    reference_set = replace(reference_set, files=reference_files, relabel=reference_relabels)
+    relabel = relabels(reference_files, class_names, ignore, renumbered)
+    reference_files = labels.with_annotated_structures(reference_files, relabel, annotated, targets)
+    reference_set = replace(reference_set, files=reference_files, relabel=relabel)
     prediction_sets = [
         replace(maps, relabel=relabels(maps.files, class_names, ignore)) for maps in prediction_sets
     ]

@@ -10,6 +10,7 @@ import numpy as np
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, id_errors, modalities_of
 from medconv.data.datasets.patterns import files_of, home
+from medconv.data.io.class_masks import CLASS, of_classes
 from medconv.data.io.formats import structures_of
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import class_names_of, names_of, relabel_of
@@ -31,9 +32,9 @@ def folder(
 
     Args:
         images: a pattern, or one for each channel by its name, such as {t1: ..., flair: ...}.
-        labels: a pattern or a folder.
-        class_names: background first; None takes the names of structures, or those that label files state, or
-            numbers the classes of the first 20 labels.
+        labels: a pattern or a folder; with `{class}` in it, a mask for each class.
+        class_names: background first; None takes the names of structures or masks, or those that label files
+            state, or numbers the classes of the first 20 labels.
         modality: of all channels; names in `images` are modalities themselves.
         root: folder in which relative patterns begin; None: the current one.
 
@@ -41,6 +42,7 @@ def folder(
         ValueError: no such folder, no pairs, or classes that cannot be told. A missing channel or label
             becomes an error of its case.
     """
+    labels = labels and of_classes(labels, class_names)
     pairs = pairs_of(images, labels, modality, root)
     label_names = names_of(pairs.labels)
     names = tuple(class_names or _structure_names(_in_root(root, labels)) or class_names_of(label_names))
@@ -155,6 +157,13 @@ def _by_channel(images: Any, modality: str) -> dict[str, str]:
 
     Raises: ValueError: no patterns, or a modality besides those of the patterns.
     """
+    if CLASS in str(images):
+        raise ArgumentError(
+            "images",
+            f"={images}: {CLASS} is for ",
+            Argument("labels"),
+            ", which may be a mask for each class",
+        )
     if isinstance(images, str):
         return {"images": images}
     if not isinstance(images, Mapping) or not all(isinstance(pattern, str) for pattern in images.values()):

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from glob import escape, glob
 from pathlib import Path
 
-from medconv.data.io.formats import choice_of
+from medconv.data.io.class_masks import CLASS
+from medconv.data.io.formats import ROI, choice_of, structures_of
 from medconv.data.io.images import in_folder, suffixes
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
-_WILDCARD = re.compile(r"(\{id\}|\*)")
+_WILDCARD = re.compile(r"(\{id\}|\{class\}|\*)")
 _ID_GROUP = "(?P<id>[^/]+)"
 
 
@@ -20,7 +21,8 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     """Case id to its file, sorted; a DICOM series is a folder that matches.
 
     `{id}` is the case id, as long as possible and everywhere the same, and `*` any text within one name.
-    Without `{id}`, the text that `*` matches is the id. In a folder of images, their stems are the ids.
+    Without `{id}`, the text that `*` matches is the id. In a folder of images, their stems are the ids. Where
+    labels have a mask for each class, `{class}` is its name, see `class_masks`.
 
     Args:
         pattern: a pattern or a folder; `#2` or `#b=50` at the end takes one volume of each DICOM series.
@@ -53,25 +55,38 @@ def matching_files(pattern: str | Path, argument: str) -> dict[str, Path]:
     text = re.sub("/+", "/", str(pattern))  # as `glob` has it
     _, choice = choice_of(Path(text))
     text = text.removesuffix(choice)
-    matcher = _matcher(text)
+    if text.count(CLASS) > 1:
+        raise ArgumentError(argument, f"={pattern}: {CLASS} is there twice, expected it once")
+    matcher = _matcher(text, structures_of(pattern))
     files: dict[str, Path] = {}
+    classes: set[str] = set()
     names = sorted(glob(_glob_pattern(text)))  # noqa: PTH207 - may be absolute
     for name in names:
         match = matcher.fullmatch(name)
         if match is None:
             continue
-        case_id = unicodedata.normalize("NFC", "_".join(dict.fromkeys(match.groups())))  # as `stem`
+        class_name = match.groupdict().get("class")
+        texts = match.groups()
+        if class_name is not None:
+            start, end = match.span("class")
+            name = name[:start] + CLASS + name[end:]
+            classes.add(class_name)
+            place = matcher.groupindex["class"]
+            texts = (*texts[: place - 1], *texts[place:])
+        case_id = unicodedata.normalize("NFC", "_".join(dict.fromkeys(texts)))  # as `stem`
         if not case_id:
             raise ArgumentError(argument, f"={pattern}: nothing in {name} is left for the case id")
-        if case_id in files:
+        if case_id in files and (class_name is None or files[case_id] != Path(name)):
             problem = f"={pattern}: {files[case_id]} and {name} would both be case {case_id}"
             raise ArgumentError(argument, problem)
-        files[case_id] = Path(name + choice)
+        files[case_id] = Path(name)
     overlooked = sorted(_with_other_endings(names, matcher))
     if overlooked:
         problem = f"={pattern}: endings must be in small letters, rename {some(overlooked)}"
         raise ArgumentError(argument, problem)
-    return dict(sorted(files.items()))
+    if classes and not choice:
+        choice = ROI + ";".join(sorted(classes))
+    return {case_id: Path(f"{path}{choice}") for case_id, path in sorted(files.items())}
 
 
 def _with_other_endings(names: Sequence[str], matcher: re.Pattern[str]) -> Iterator[str]:
@@ -125,8 +140,12 @@ def _glob_pattern(text: str) -> str:
     return escape(existing) + "*".join(escape(between) for between in texts_between)
 
 
-def _matcher(text: str) -> re.Pattern[str]:
-    """A regular expression for the pattern; its groups, joined, are the case id."""
+def _matcher(text: str, structures: Sequence[str]) -> re.Pattern[str]:
+    """A regular expression for the pattern; its groups, joined, are the case id, but for one named `class`.
+
+    Args:
+        structures: those that `{class}` may be, see `structures_of`; empty: any text.
+    """
     existing = _existing(text)
     text = text.removeprefix(existing)
     has_id = "{id}" in text
@@ -135,6 +154,9 @@ def _matcher(text: str) -> re.Pattern[str]:
         if piece == "{id}":
             # The first one is a group, and the others must match the same text
             expression += "(?P=id)" if _ID_GROUP in expression else _ID_GROUP
+        elif piece == CLASS:
+            accepted = [re.escape(name) for names in structures for name in names.split("|") if name]
+            expression += f"(?P<class>{'|'.join(accepted) or '[^/]+'})"
         elif piece == "*":
             expression += "[^/]*" if has_id else "([^/]*)"
         else:

@@ -12,7 +12,7 @@ from medconv.data.case import Grid
 
 # At the end of a path: #2 (volume), #b=50 (b-value) or #roi=heart;lung (structures)
 _CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?|roi=[^/]+)$")
-_ROI = "#roi="
+ROI = "#roi="
 
 
 class Contours(NamedTuple):
@@ -84,9 +84,9 @@ def structures_of(path: str | Path) -> list[str]:
     empty name is a label value that the file need not have.
     """
     _, choice = choice_of(Path(path))
-    if not choice.startswith(_ROI):
+    if not choice.startswith(ROI):
         return []
-    return choice.removeprefix(_ROI).split(";")
+    return choice.removeprefix(ROI).split(";")
 
 
 def without_structures(path: Path, values: Collection[int]) -> Path:
@@ -101,4 +101,4 @@ def without_structures(path: Path, values: Collection[int]) -> Path:
         return path
     kept = ["" if value in values else name for value, name in enumerate(names, 1)]
     file, _ = choice_of(path)
-    return Path(f"{file}{_ROI}{';'.join(kept)}")
+    return Path(f"{file}{ROI}{';'.join(kept)}")

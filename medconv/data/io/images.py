@@ -15,9 +15,9 @@ from nibabel.nifti1 import Nifti1Pair
 
 from medconv import doors
 from medconv.data.case import Grid, Relabel
-from medconv.data.io import nifti, raster
+from medconv.data.io import class_masks, nifti, raster
 from medconv.data.io.formats import Contours, ImageFormat, choice_of, structures_of
-from medconv.data.io.grids import check_same_grid, fill, in_c_order, rounding_doubts
+from medconv.data.io.grids import check_same_grid, fill, in_c_order, on_grid, rounding_doubts
 from medconv.data.io.nifti import read_header
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
@@ -85,6 +85,8 @@ def stamp(path: Path) -> list[int]:
         OSError: absent.
         ValueError: a DICOM file whose series cannot be determined, or a header without its voxels.
     """
+    if class_masks.is_of_masks(path):
+        return class_masks.stamp(path)
     image_format = format_of(path)
     if image_format.stamp is not None:
         return image_format.stamp(path)
@@ -163,7 +165,7 @@ def nifti_image(path: Path) -> Nifti1Pair | None:
     Raises:
         ValueError: as `read_header`.
     """
-    if format_of(path) is not nifti.NIFTI:
+    if structures_of(path) or format_of(path) is not nifti.NIFTI:
         return None
     image = read_header(path)
     return image if isinstance(image, Nifti1Pair) else None
@@ -248,9 +250,9 @@ def read_label(
     Shape: (X, Y, Z) int16.
 
     Args:
-        path: the label map, or contours (RTSTRUCT).
-        like: an image or label map of the case, on whose grid contours are filled; a picture, which has no
-            position in the patient, takes its grid.
+        path: the label map, a mask for each class, or contours (RTSTRUCT).
+        like: an image or label map of the case, on whose grid contours are filled and masks put together; a
+            picture, which has no position in the patient, takes its grid.
         relabel: see `Case.relabel`.
 
     Raises:
@@ -259,9 +261,13 @@ def read_label(
             or one that is not among those to relabel.
     """
     if structures_of(path):
-        image = like or path
+        is_of_masks = class_masks.is_of_masks(path)
+        image = like or (class_masks.files(path)[0][1] if is_of_masks else path)
         grid = Grid.of(*shape_and_affine(image))
-        label = _contours(path).read(path, image, grid)
+        if is_of_masks:
+            label = class_masks.combined(path, grid.shape, lambda file: _mask_on(grid, file, image))
+        else:
+            label = _contours(path).read(path, image, grid)
         return label if relabel is None else relabelled(label, relabel, path), grid
     if raster.is_picture(path):
         array = raster.read_mask(path)
@@ -279,6 +285,11 @@ def read_label(
     if lowest < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {lowest} to {array.max()}")
     return in_c_order(array.reshape(grid.shape), np.int16), grid
+
+
+def _mask_on(grid: Grid, file: Path, image: Path) -> np.ndarray:
+    mask, mask_grid = read_label(file, image)
+    return on_grid(mask, image, grid, file, mask_grid)
 
 
 def relabelled(label: np.ndarray, relabel: Relabel, path: Path) -> np.ndarray:
@@ -317,6 +328,8 @@ def label_names(path: Path) -> dict[int, str] | None:
 
     An error of the file is reported where its voxels are read.
     """
+    if class_masks.is_of_masks(path):
+        return class_masks.names(path)
     if structures_of(path):
         return {}
     try:
@@ -372,6 +385,8 @@ def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
     Raises:
         ValueError: as `read_label`.
     """
+    if class_masks.is_of_masks(path):
+        return []
     return _contours(path).missing_slices(path, image, grid)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from medconv.config import RunConfig
-from medconv.data.case import Dataset
+from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.check import assumed_spacing, dataset_warnings, error_report, examine_all
 from medconv.data.preprocessing.dataset_cache import dataset_folder, examined
 from medconv.data.preprocessing.examine import CaseReport
@@ -16,6 +16,8 @@ from medconv.training.data_setup import find_data, flip_label_pairs, planned_dat
 from medconv.training.plan_setup import make_plan
 from medconv.training.weight_source import weight_source
 from medconv.utils.logging import size_text
+
+_MAX_COLUMNS = 8  # of classes
 
 
 def preprocess(configs: Sequence[RunConfig], *, checks_only: bool = False, verifies: bool = False) -> None:
@@ -87,11 +89,26 @@ def _print_warnings(dataset: Dataset, reports: Sequence[CaseReport]) -> None:
 
 
 def table(dataset: Dataset, reports: list[CaseReport]) -> str:
-    """One line per case: grid, intensities, share of each foreground class or the image-level label."""
-    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *_label_names(dataset), ""]
-    labels = {case.id: _label_cells(case.values, dataset) for case in dataset.cases}
-    rows = [head, *[_row(report, labels[report.case]) for report in reports]]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    """One line per case: grid, intensities, share of each foreground class or the image-level label.
+
+    Many classes have lines of their own, below.
+    """
+    names = _label_names(dataset)
+    has_lines = len(names) > _MAX_COLUMNS and any(report.class_voxels for report in reports)
+    label_head = ["foreground", "classes"] if has_lines else names
+    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *label_head, ""]
+    rows = [head]
+    for report, case in zip(reports, dataset.cases, strict=True):
+        labels = _foreground_cells(report, len(names)) if has_lines else _label_cells(report, case, dataset)
+        count = len(report.errors)
+        errors = f"{count} error{'s' * (count > 1)}" if count else ""
+        rows.append([report.case, *_grid_cells(report), *labels, errors])
+    text = _aligned(rows)
+    return f"{text}\n\n{_aligned(_class_rows(names, reports))}" if has_lines else text
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -105,20 +122,41 @@ def _label_names(dataset: Dataset) -> tuple[str, ...]:
     return dataset.class_names[first:]
 
 
-def _label_cells(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
-    """The image-level label of a case, one cell per name; dashes if there is none."""
-    if values is not None:
-        return dataset.targets.cells_per_name(values)
+def _label_cells(report: CaseReport, case: Case, dataset: Dataset) -> list[str]:
+    """The share of each class, or the image-level label, one cell per name; dashes if there is none."""
+    if report.class_voxels:
+        return [_percent(share) for share in _shares(report)[1:]]
+    if case.values is not None:
+        return dataset.targets.cells_per_name(case.values)
     return ["-"] * len(_label_names(dataset))
 
 
-def _row(report: CaseReport, label_cells: list[str]) -> list[str]:
-    """Args: label_cells: for a case without a label map."""
-    total = sum(report.class_voxels)
-    shares = [f"{100 * voxels / total:.2f} %" for voxels in report.class_voxels[1:]]
-    count = len(report.errors)
-    errors = f"{count} error{'s' * (count > 1)}" if count else ""
-    return [report.case, *_grid_cells(report), *(shares or label_cells), errors]
+def _foreground_cells(report: CaseReport, num_classes: int) -> list[str]:
+    if not report.class_voxels:
+        return ["-", "-"]
+    background, *foreground = _shares(report)
+    return [_percent(1 - background), f"{np.count_nonzero(foreground)} of {num_classes}"]
+
+
+def _class_rows(names: Sequence[str], reports: Sequence[CaseReport]) -> list[list[str]]:
+    """Of each class in how many cases it is, and its median share of these."""
+    shares = np.array([_shares(report)[1:] for report in reports if report.class_voxels])
+    rows = [["class", "cases", "median share"]]
+    for name, of_class in zip(names, shares.T, strict=True):
+        present = of_class[of_class > 0]
+        rows.append([name, str(len(present)), _percent(np.median(present)) if len(present) else "-"])
+    return rows
+
+
+def _shares(report: CaseReport) -> np.ndarray:
+    """Of all labelled voxels. Shape: (classes with the background,)."""
+    voxels = np.array(report.class_voxels, np.float64)
+    shares: np.ndarray = voxels / max(1, voxels.sum())  # a case may have no labelled voxel
+    return shares
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
 
 
 def _grid_cells(report: CaseReport) -> list[str]:

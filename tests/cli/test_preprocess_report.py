@@ -9,9 +9,12 @@ import pytest
 from helpers import tiny
 from helpers.preprocess_command import overrides, run_preprocess
 
+from medconv.cli.preprocess_report import table
+from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.images import UNORIENTED
 from medconv.data.preprocessing import check as preprocessing_check
 from medconv.data.preprocessing import dataset_cache
+from medconv.data.preprocessing.examine import CaseReport
 from medconv.utils.exit_codes import USER
 
 
@@ -46,6 +49,33 @@ def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_f
     )
     changed = {path.name.split(".")[0] for path, when in before.items() if path.stat().st_mtime_ns != when}
     assert changed == {"case_3"}
+
+
+def test_many_classes_are_lines_of_their_own():
+    names = tuple(f"class_{number}" for number in range(10))
+    cases = (Case("a", ()), Case("b", ()), Case("broken", ()))
+    dataset = Dataset("many", cases, names, ("CT",))
+    grid = Grid.of((10, 10, 1), np.eye(4))
+    reports = [
+        CaseReport("a", grid=grid, class_voxels=(50, 30, 20, *[0] * 7)),
+        CaseReport("b", grid=grid, class_voxels=(90, 10, *[0] * 8)),
+        CaseReport("broken", errors=["unreadable"]),
+    ]
+    text = table(dataset, reports)
+    head, *rows = text.split("\n\n")[0].splitlines()
+    assert head.split()[-3:] == ["intensities", "foreground", "classes"]
+    assert [row.split()[-5:] for row in rows[:2]] == [
+        ["50.00", "%", "2", "of", "9"],
+        ["10.00", "%", "1", "of", "9"],
+    ]
+    assert rows[2].endswith("1 error")
+    classes = text.split("\n\n")[1].splitlines()
+    assert len(classes) == 10
+    assert [line.split() for line in classes[1:4]] == [
+        ["class_1", "2", "20.00", "%"],
+        ["class_2", "1", "20.00", "%"],
+        ["class_3", "0", "-"],
+    ]
 
 
 def test_check_only_shows_a_table_and_writes_only_what_it_has_read(dataset, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ import numpy as np
 
 from medconv.data.case import MAX_SHEAR, Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io.formats import structures_of
+from medconv.data.io.formats import choice_of, structures_of
 from medconv.data.io.grids import in_c_order, on_grid, rounding_doubts, to_canonical
 from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
 from medconv.data.io.label_values import contradictions
@@ -199,6 +199,7 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map to learn. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
+    file, _ = choice_of(case.label)  # without the names of many structures, for messages
     further_relabels = case.soft_label.further_relabels if case.soft_label else ()
     for path, relabel in zip(case.label_files, (case.relabel, *further_relabels), strict=True):
         if path is None:
@@ -210,7 +211,7 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if structures_of(case.label):
         report.warnings += missing_slices(case.label, case.images[0], grid)
     assert isinstance(dataset.targets, SegmentationTargets)
-    report.warnings += [f"{case.label}: {doubt}" for doubt in dataset.targets.label_doubts(label)]
+    report.warnings += [f"{file}: {doubt}" for doubt in dataset.targets.label_doubts(label)]
     label = dataset.targets.learned_label(label)
     num_classes = len(dataset.class_names)
     ignore = dataset.targets.ignore
@@ -222,18 +223,18 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if undeclared:
         also = "" if ignore is None else f", and {ignore} to be ignored"
         expected = f"expected 0 to {num_classes - 1}{also}"
-        report.errors.append(f"{case.label}: label values {undeclared} are not declared, {expected}")
+        report.errors.append(f"{file}: label values {undeclared} are not declared, {expected}")
     if not counts.any():
-        report.warnings.append(f"{case.label}: every voxel has the value to ignore")
+        report.warnings.append(f"{file}: every voxel has the value to ignore")
     elif not counts[1:].any():
-        report.warnings.append(f"{case.label}: no foreground, every voxel is background")
+        report.warnings.append(f"{file}: no foreground, every voxel is background")
     elif not counts[0]:
-        report.warnings.append(f"{case.label}: no background, every voxel is foreground")
+        report.warnings.append(f"{file}: no background, every voxel is foreground")
     # Values that are not declared are an error of the case, and of no class.
     report.class_voxels = tuple(np.pad(counts, (0, num_classes))[:num_classes].tolist())
     if report.grid is not None:
-        label = on_grid(label, case.images[0], report.grid, case.label, grid)
-        report.warnings += rounding_doubts(case.images[0], report.grid, case.label, grid)
+        label = on_grid(label, case.images[0], report.grid, file, grid)
+        report.warnings += rounding_doubts(case.images[0], report.grid, file, grid)
     return label
 
 

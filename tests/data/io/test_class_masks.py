@@ -8,6 +8,7 @@ from medconv.data.case_files import label_of, label_on
 from medconv.data.datasets.folder import folder
 from medconv.data.io.images import read_label, stamp
 from medconv.data.per_case import with_annotated
+from medconv.data.preprocessing.examine import examine
 from medconv.evaluation.segmentation import evaluate
 
 SHAPE = (6, 5, 4)
@@ -92,6 +93,17 @@ def test_masks_are_turned_to_their_image(root):
     case = _dataset(root).cases[0]
     grid = read_label(root / "p1" / "masks" / "tumour.nii.gz")[1]
     np.testing.assert_array_equal(label_on(case, grid), _expected())
+
+
+def test_many_classes_make_no_name_too_long(root):
+    names = [f"a_class_of_a_long_name_{number:02d}" for number in range(20)]
+    for number, name in enumerate(names):
+        _write(root / "p1" / "masks" / f"{name}.nii.gz", _mask((0, 0, number % 4)))
+    dataset = _dataset(root, class_names=["background", *names])
+    report = examine(dataset.cases[0], dataset)
+    assert report.class_voxels[1:] == (0,) * 16 + (1,) * 4  # the later ones cover the others
+    assert not report.errors and not report.warnings
+    assert len(stamp(dataset.cases[0].label)) == 2
 
 
 def test_a_replaced_mask_is_seen(root):

@@ -48,7 +48,9 @@ def escaped(argument: str) -> str:
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
     items = re.split(r"[\[\],]", value)
-    if any(NO_TEXT.fullmatch(item) and item != "null" for item in items) and key.lstrip("+") in _text_keys():
+    are_numbers = any(NO_TEXT.fullmatch(item) and item != "null" for item in items)
+    has_other_letters = not value.isascii() and re.fullmatch(r"\[[^\[\]{}()]*\]|[^\[\]{}()$]*", value)
+    if has_other_letters or (are_numbers and key.lstrip("+") in _text_keys()):
         value = _as_texts(value)
         argument = f"{key}={value}"
     if re.fullmatch(_PATTERN_KEY, key.lstrip("+")):
@@ -71,12 +73,12 @@ def _text_keys() -> frozenset[str]:
 
 
 def _as_texts(value: str) -> str:
-    """A text, choices of a sweep or a list, with quotes around what Hydra would read as a number."""
+    """A text, choices of a sweep or a list, with quotes around what Hydra would not read as a text."""
     opening, inner, closing = ("[", value[1:-1], "]") if re.fullmatch(r"\[.*\]", value) else ("", value, "")
     items = []
     for item in inner.split(","):
         is_number = NO_TEXT.fullmatch(item) and item != "null"
-        items.append(f"'{item}'" if is_number else item)
+        items.append(f"'{item}'" if is_number or not item.isascii() else item)
     return f"{opening}{','.join(items)}{closing}"
 
 

@@ -263,9 +263,9 @@ def with_nearest(error: ConfigCompositionException, arguments: Sequence[str]) ->
     unknown_key = re.match(r"Could not override '([^']+)'", text)
     if unknown_key is not None:
         return _no_key(unknown_key[1], arguments)
-    several_values = re.match(r"Ambiguous value for argument '([\w./@]+=[^']+)'", text)
+    several_values = re.match(r"(?m)Ambiguous value for argument '([\w./@]+=.+)'$", text)
     if several_values is not None:
-        key, _, value = several_values[1].partition("=")
+        key, _, value = several_values[1].replace("'", "").partition("=")
         return ConfigError(
             f"{key}={value}: several values; for a sweep over them add -m, for a list write {key}=[{value}], "
             f"for one text \"{key}='{value}'\""

@@ -10,7 +10,7 @@ from typing import Any
 from medconv.data.case import Case
 from medconv.data.datasets import patterns
 from medconv.data.datasets.common import id_error
-from medconv.data.datasets.dataset_json import channel_of, group_channels, missing_numbers
+from medconv.data.datasets.dataset_json import channel_of, group_channels, missing_numbers, num_files
 from medconv.data.datasets.tables import PATH_COLUMN, path_column_of, read_rows, row_ids
 from medconv.data.io.formats import choice_of
 from medconv.data.io.images import (
@@ -236,10 +236,11 @@ def _in_folder(source: InputPath, num_channels: int, takes_missing: bool) -> lis
     have_numbers = takes_missing and all(channel_of(path, num_channels) is not None for path in files)
     are_channels = have_numbers and image_channels(files[0]) == 1
     if are_channels or any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
-        channels = group_channels(files, num_channels)
+        count = num_files(files[0], num_channels)
+        channels = group_channels(files, count)
         return [
             # By the numbers in their names.
-            Case(case_id, tuple(paths), missing_channels=missing_numbers(paths, num_channels))
+            Case(case_id, tuple(paths), missing_channels=missing_numbers(paths, count))
             for case_id, paths in channels.items()
         ]
     return [Case(stem(path), (path,)) for path in files]
@@ -272,9 +273,10 @@ def _single(source: InputPath, num_channels: int) -> Case:
     if not stem(path).endswith(_FIRST_CHANNEL):
         return Case(case_id, (path,))
     suffix = path.name.removeprefix(stem(path))
-    channels = tuple(path.with_name(f"{case_id}_{number:04d}{suffix}") for number in range(num_channels))
+    count = num_files(path, num_channels)
+    channels = tuple(path.with_name(f"{case_id}_{number:04d}{suffix}") for number in range(count))
     found = tuple(path for path in channels if path.is_file())
-    return Case(case_id, found, missing_channels=missing_numbers(found, num_channels))
+    return Case(case_id, found, missing_channels=missing_numbers(found, count))
 
 
 def _named(source: InputPath, entries: Sequence[ListedCase]) -> list[Case]:

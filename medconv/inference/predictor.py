@@ -273,7 +273,8 @@ class Predictor:
             if value is not None:
                 raise ArgumentError(name, " is for an array; files and nibabel images have their own")
         if paths:
-            case = Case(name_of(paths[0]), tuple(paths), missing_channels=missing_channels)
+            first_channel = next(number for number, image in enumerate(images) if image is not None)
+            case = Case(name_of(paths[0], first_channel), tuple(paths), missing_channels=missing_channels)
             return self.read(case)
         return self._prepared(from_nibabel(in_memory))
 

@@ -14,6 +14,7 @@ from nibabel.spatialimages import SpatialImage
 
 from medconv.data.case import MAX_SHEAR, Case, Grid
 from medconv.data.case_files import image_of
+from medconv.data.io import nifti
 from medconv.data.io.grids import canonical_spacing, check_same_grid
 from medconv.data.io.images import UNORIENTED, channel_doubts, lacks_orientation
 from medconv.data.io.raster import PIXEL_MM, is_picture
@@ -113,6 +114,7 @@ def from_nibabel(images: Sequence[SpatialImage]) -> NamedImage:
         names.append(name)
         if not 2 <= len(image.shape) <= 4:
             raise ValueError(f"{name}: expected 2, 3 or 4 axes, got shape {image.shape}")
+        nifti.check_spacing(image, name)
         grid = _grid(f"{name}: its affine", image.shape, image.affine)
         grids.append(grid)
         check_same_grid(Path(names[0]), grids[0], Path(name), grid)

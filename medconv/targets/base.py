@@ -205,7 +205,8 @@ class Targets(ABC):
         """
         raise ArgumentError(
             "balanced_sampling",
-            f"=true draws each class equally often, but this dataset has {self.kind} targets",
+            f"=true, as sampler=balanced, draws each class equally often, but this dataset has {self.kind} "
+            "targets",
         )
 
     @property

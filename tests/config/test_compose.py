@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from medconv.cli.show import resolved, show
 from medconv.config import ConfigError, compose, validate
-from medconv.config.compose import as_override
+from medconv.config.compose import as_override, escaped
 from medconv.config.schema import list_options
 from medconv.config.trusted import build_trusted
 
@@ -110,10 +110,16 @@ def test_flags_without_effect_are_refused():
         config_of("+hydra.callbacks.mine._target_=mine.Callback")
 
 
-@pytest.mark.parametrize("override", ["data.root", "data.root=ü,b", "data.patch_size=[1,2", "loss=a(b"])
+@pytest.mark.parametrize("override", ["data.root", "data.patch_size=[1,2", "loss=a(b"])
 def test_what_cannot_be_read_is_named_with_the_way_to_write_it(override):
     with pytest.raises(ConfigError, match=re.escape(f"cannot read {override}: write KEY=VALUE, and")):
         config_of(override)
+
+
+@pytest.mark.parametrize("values", ["a,b", "ü,b"])
+def test_several_values_without_a_sweep_are_refused(values):
+    with pytest.raises(ConfigError, match=f"data.root={values}: several values; for a sweep .*'{values}'"):
+        config_of(f"data.root={values}")
 
 
 NETWORK = """
@@ -248,6 +254,18 @@ def test_a_path_of_any_characters_needs_no_quotes(root):
     """Hydra reads ASCII letters alone, and gives brackets a meaning."""
     data = validate(config_of("data=folder", f"data.images={root}/{{id}}.nii", f"data.root={root}")).data
     assert (data.images, data.root) == (f"{root}/{{id}}.nii", root)
+
+
+@pytest.mark.parametrize("labels", ["{id}/m/{class}.nii.gz", "{id}_{class}.png#roi=liver;Nebenniere ü"])
+def test_a_pattern_of_masks_needs_no_quotes(labels):
+    assert validate(config_of("data=folder", f"data.labels={labels}")).data.labels == labels
+
+
+def test_lists_and_choices_of_any_letters_need_no_quotes():
+    config = validate(config_of("data=csv", "data.label_columns=[ödem,nodule,007]", "tags=[früh,b c]"))
+    assert config.data.label_columns == ["ödem", "nodule", "007"]
+    assert config.tags == ["früh", "b c"]
+    assert escaped("run.name=früh,spät,a") == "run.name='früh','spät',a"
 
 
 @pytest.mark.parametrize("text", ["1e5", "007", "1_000", ".5", "true", "inf"])

@@ -171,6 +171,11 @@ def test_references_of_another_numbering_are_matched_by_name(tmp_path):
     assert renumbering(targets, tmp_path / "elsewhere/labelsTr") is None
     with pytest.raises(ValueError, match=r"gives tail another label value.* and names head, which these do"):
         renumbering(LabelMapTargets.of_classes(("background", "tail")), references)
+    # one that lacks the last class has the values of the others
+    assert renumbering(LabelMapTargets.of_classes(("background", "head", "tail", "body")), references) is None
+    predictions, references = folders(tmp_path, record, {"labels": labels["labels"] | {"ignore": 3}})
+    ignoring = LabelMapTargets.of_classes(record["class_names"], 9)
+    assert renumbering(ignoring, references) == ((0, 0), (1, 3), (2, 1), (3, 9))
     # a file that is not needed may be of any form
     predictions, references = folders(tmp_path, record, {"labels": 3})
     assert targets_of(predictions, references) == targets and renumbering(targets, references) is None

@@ -69,3 +69,7 @@ def test_logits_that_overflow_by_the_image_blame_the_image(tmp_path):
     nib.save(nib.Nifti1Image(image, np.eye(4)), tmp_path / "a.nii.gz")
     with refused(r"the image has values from -1e\+30 to 1e\+30 after normalisation=none; the network's"):
         Predictor([huge])(tmp_path / "a.nii.gz")
+    with pytest.raises(
+        ValueError, match=r"^the image has values from -1e\+30 to 0 after normalisation=none;"
+    ):
+        check_finite("logits", huge, np.array([-1e30, 0]), torch.tensor([math.nan]))

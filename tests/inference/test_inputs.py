@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import members
-from helpers.volumes import save, unprivileged
+from helpers.volumes import pixels, save, unprivileged
 
 from medconv.data.io.images import read_array
+from medconv.data.io.raster import write_picture
 from medconv.inference.inputs import find_cases
 
 
@@ -46,6 +47,14 @@ def test_channels_are_grouped_by_case(tmp_path):
 def test_a_single_channel_may_have_its_number(tmp_path):
     touch(tmp_path, "a_0000.nii.gz", "b_0000.nii.gz")
     assert names_of(tmp_path, 1) == {"a": ["a_0000.nii.gz"], "b": ["b_0000.nii.gz"]}
+
+
+def test_pictures_hold_all_colours_in_one_file(tmp_path):
+    for name in ("a_0000.png", "b_0000.png"):
+        write_picture(tmp_path / name, pixels(0, (8, 9, 3)))
+    assert names_of(tmp_path, 3) == {"a": ["a_0000.png"], "b": ["b_0000.png"]}
+    (case,) = find_cases(tmp_path / "a_0000.png", 3)
+    assert (case.id, case.images, case.missing_channels) == ("a", (tmp_path / "a_0000.png",), ())
 
 
 def test_files_with_the_names_of_the_training_are_cases_by_its_pattern(tmp_path, caplog):

@@ -69,6 +69,11 @@ def test_finished_cases_are_skipped(output, tmp_path):
     assert content["settings"] == again.settings and content["overwriting"] == []
 
 
+def test_the_training_cases_that_are_predicted_are_listed(tmp_path):
+    fill(OutputDir(tmp_path, {}, {"train_cases": ["b", "elsewhere"]}), cases("a", "b"))
+    assert manifest(tmp_path)["train_cases"] == ["b"]
+
+
 def test_other_settings_need_overwrite_and_the_same_cases(output, tmp_path):
     fill(output(tmp_path), cases("a", "b"))
     differs = r"^output \S+: holds results made with other settings \(overlap: 0\.5 there, 0\.25 now\); "
@@ -129,6 +134,29 @@ def test_a_replaced_image_is_refused_without_overwrite(output, tmp_path):
     ):
         fill(output(out), listed)
     assert fill(output(out), listed, overwrite=True) == ["a"]
+
+
+def test_an_image_that_is_replaced_or_removed_meanwhile_is_an_error(output, tmp_path):
+    image = tmp_path / "a.nii.gz"
+    image.write_text("old")
+    (case,) = cases("a", root=tmp_path)
+    folder = output(tmp_path / "out")
+    with folder.open([case]):
+        folder.check_unchanged(case)
+        for change in (lambda: image.write_text("another"), image.unlink):
+            change()
+            with pytest.raises(ValueError, match=r"a\.nii\.gz: was replaced or removed while it was"):
+                folder.check_unchanged(case)
+
+
+def test_an_image_that_was_replaced_before_it_had_a_result_is_predicted(output, tmp_path):
+    image = tmp_path / "a.nii.gz"
+    image.write_text("damaged")
+    (case,) = cases("a", root=tmp_path)
+    with output(tmp_path / "out").open([case]):
+        pass
+    image.write_text("mended")
+    assert fill(output(tmp_path / "out"), [case]) == ["a"]
 
 
 def test_a_stopped_overwrite_resumes(output, tmp_path):

@@ -213,6 +213,9 @@ def test_arrays_and_nibabel_images_give_the_answer_of_their_file(trained, image)
     label, probabilities = predictor.label_and_probabilities(array[None], affine=loaded.affine)
     np.testing.assert_array_equal(label, expected)
     np.testing.assert_array_equal(probabilities, probabilities_of(predictor, image))
+    loaded.header.set_xyzt_units("micron")
+    with pytest.raises(ValueError, match="image.nii.gz: its spacing is in microns, expected mm"):
+        predictor(loaded)
     axis_aligned = predictor(array, spacing_mm=loaded.header.get_zooms())
     assert axis_aligned.shape == array.shape and axis_aligned.dtype == np.int16
 
@@ -276,6 +279,7 @@ def model(**changes):
     [
         ({"preprocessing": SimpleNamespace(image_dims=2)}, "its images differ: 2D; there 3D"),
         ({"class_names": ("background", "b")}, "its classes differ: background, b; there background, a"),
+        ({"source_spacing_mm": [1, 1, 7]}, r"its source_spacing_mm differ: \[1, 1, 7\]; there None"),
     ],
 )
 def test_what_differs_is_named(changes, message):

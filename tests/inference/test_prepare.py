@@ -7,7 +7,7 @@ import pytest
 from helpers import loaded_models
 from torch import nn
 
-from medconv.inference.prepare import from_array, prepare
+from medconv.inference.prepare import from_array, is_plausible, prepare
 
 
 def test_an_image_has_one_array_for_each_preprocessing():
@@ -82,3 +82,11 @@ def test_a_spacing_that_was_stated_and_unusual_headers_are_used():
     tiny = from_array(np.ones((40, 50, 60), np.float32), 3, spacing_mm=(0.1, 0.1, 0.1))
     stated = replace(tiny, case=replace(tiny.case, source_spacing_mm=(0.1, 0.1, 0.1)))
     assert prepare(stated, [model], [model.preprocessing]).arrays[0].shape == (1, 4, 5, 6)
+
+
+@pytest.mark.parametrize(("times", "plausible"), [(3.9, True), (4.1, False)])
+def test_voxels_may_be_up_to_four_times_as_long_along_each_axis(times, plausible):
+    model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), spacing_range_mm=RANGES)
+    lowest, highest = zip(*RANGES, strict=True)
+    assert is_plausible([mm * times for mm in highest], model) == plausible
+    assert is_plausible([mm / times for mm in lowest], model) == plausible

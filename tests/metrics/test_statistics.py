@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medconv.metrics.statistics import describe, holm, interval, interval_of_column_means, paired
+from medconv.metrics.statistics import _resamples, describe, holm, interval, interval_of_column_means, paired
 
 
 def test_describe_skips_undefined_values():
@@ -42,8 +42,13 @@ def test_the_interval_of_column_means_is_of_the_mean_beside_it():
     assert interval_of_column_means(values) == pytest.approx(interval(values.mean(1)))
     rare = np.tile([0.9, np.nan], (10, 1))  # the second class is in one case
     rare[3, 1] = 0.1
-    low, high = interval_of_column_means(rare)
-    assert low <= np.mean([0.9, 0.1]) <= high
+    # A resample without that case has the mean of the first class alone
+    assert interval_of_column_means(rare) == pytest.approx((np.mean([0.9, 0.1]), 0.9))
+
+
+@pytest.mark.parametrize("n", [2, 1200])
+def test_there_are_as_many_resamples_however_many_cases(n):
+    assert sum(map(len, _resamples(n))) == 10_000
 
 
 def test_paired_uses_the_cases_that_both_have():

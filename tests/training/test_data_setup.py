@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import nibabel as nib
@@ -16,10 +17,11 @@ from helpers.picture_tables import checked, write
 from helpers.volumes import tiny as tiny_volumes
 
 from medconv import config
-from medconv.config import ConfigError, RunConfig
+from medconv.config import ConfigError, DataConfig, RunConfig
 from medconv.data.io.raster import write_picture
 from medconv.data.loading.samplers import BalancedPatchSampler, ForegroundSampler, Sampler
 from medconv.data.preprocessing import compressed
+from medconv.data.splits import DataSplit
 from medconv.features.image_level.samples import BalancedImageSampler
 from medconv.training import data_setup, run
 from medconv.training.data_setup import build_data, prepare_data
@@ -45,7 +47,7 @@ from medconv.training.run_dir import RunDir
         (
             {},
             ["data.balanced_sampling=true", "data.target_type=regression", "data.label_columns=age"],
-            r"data\.balanced_sampling=true draws each class",
+            r"data\.balanced_sampling=true, as sampler=balanced, draws each class",
         ),
         ({}, ["data.num_folds=10"], "no validation case has class"),
         ({}, ["data.missing=allow"], r"data\.missing=allow: networks of whole images do not learn"),
@@ -327,6 +329,27 @@ def test_a_class_that_no_training_case_of_the_fold_has_is_named(tmp_path, caplog
     settings = (regions, "data.regions_order=[2,1]", f"data.cache_dir={tmp_path}")
     prepare_data(config.validate(tiny.composed(*tiny.overrides(root), *settings)))
     assert "no training case has a voxel of one, which only cases" in caplog.text  # both is learned
+    caplog.clear()
+    for case in dataset.cases:  # none has it any more
+        image = nib.load(case.label)
+        label = np.asarray(image.dataobj)
+        nib.save(nib.Nifti1Image(np.where(label == 1, 0, label), image.affine), case.label)
+    prepare_data(config.validate(tiny.composed(*tiny.overrides(root), f"data.cache_dir={tmp_path / 'none'}")))
+    assert "no training case has a voxel" not in caplog.text
+
+
+def test_a_splits_file_is_not_doubted():
+    split = DataSplit(list(cases_of(("p1_f0", "p2_f0"))), list(cases_of(("p1_f1", "p2_f1"))), [])
+    assert "if they are of one patient" in (data_setup.split_warning(split, DataConfig()) or "")
+    assert data_setup.split_warning(split, DataConfig(splits_file="splits.json")) is None
+
+
+def test_all_voxels_of_a_case_are_one_view_and_a_patch_is_at_least_one(tmp_path):
+    prepared = prepare_data(tiny.checked(tiny.write_dataset(tmp_path / "data", 4)))
+    voxels = [prod(prepared.store.read(case.id).image.shape[1:]) for case in prepared.train]
+    for edge, patches_per_view in ((2, sum(voxels) / 8), (500, len(voxels))):
+        plan = replace(prepared.plan, patch_size=(edge,) * 3)
+        assert replace(prepared, plan=plan).views(60) == pytest.approx(60 / patches_per_view)
 
 
 def test_a_number_of_folds_that_nothing_divides_is_named(tmp_path, caplog):

@@ -25,10 +25,11 @@ def test_changes_are_named_by_case(tmp_path):
 
     before = of([first, second], [third])
     assert identity.data_differences(before, of([second, first], [third])) == []
-    weighted = of([first, replace(second, weight=2.0)], [third])
-    assert identity.data_differences(before, weighted) == [
-        f"other image, label, values or weight: {second.id}"
-    ]
+    for other in ({"weight": 2.0}, {"annotated": (1,)}, {"values": (1.0,)}):
+        changed = of([first, replace(second, **other)], [third])
+        assert identity.data_differences(before, changed) == [
+            f"other image, label, values or weight: {second.id}"
+        ]
     assert identity.data_differences(before, of([first, third], [second, fourth])) == [
         f"no longer trained on: {second.id}",
         f"now trained on: {third.id}",

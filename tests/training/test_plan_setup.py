@@ -2,9 +2,11 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from helpers import tiny
 from helpers.picture_tables import SIZE, checked, pixels, write
 from helpers.plans import fingerprint
@@ -69,6 +71,31 @@ def test_a_grid_that_memory_cannot_hold_is_refused_with_its_case(spacing, fits, 
     message = rf"^data\.spacing_mm: case {found.cases[2].id} has 1 x 1 x 8 mm, and at .*GB; this machine has"
     with nullcontext() if fits else pytest.raises(ValueError, match=message):
         plan_setup.make_plan(config, found, measured)
+
+
+@pytest.mark.parametrize(("channels", "fits"), [(1, True), (4, False)])
+def test_slices_keep_their_thickness_in_the_memory_that_they_take(
+    channels, fits, tmp_path, dataset, monkeypatch
+):
+    """Of 48 x 48 x 9 voxels, 96 x 96 x 9 of 4 bytes in each channel are 0.32 MB; thinner slices were more."""
+    monkeypatch.setattr(plan_setup, "total_memory", lambda: 2**20)
+    found = auto(dataset)
+    measured = fingerprint(
+        [(48, 48, 9)] * len(found.cases), [(1.0, 1.0, 8.0)] * len(found.cases), channels, 3
+    )
+    slices = ("data.spatial_dims=2", "data.spacing_mm=[0.5,0.5]", "data.patch_size=[16,16]")
+    config = tiny.checked(dataset, f"data.cache_dir={tmp_path}", *slices)
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"at 0\.5 x 0\.5 mm 96 x 96 x 9 voxels"):
+        plan_setup.make_plan(config, found, measured)
+
+
+def test_the_smallest_gpu_sets_the_budget(tmp_path, monkeypatch):
+    gpus = [SimpleNamespace(total_memory=gb * 2**30) for gb in (80, 16)]
+    monkeypatch.setattr(plan_setup, "uses_gpu", lambda accelerator: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    settings = checked(write(tmp_path / "data"), "trainer.precision=32-true")
+    assert plan_setup._memory_budget(settings, None).memory_gb == 12
 
 
 @pytest.mark.parametrize(("model", "others"), [("resnet", True), ("encoder", False)])

@@ -14,7 +14,8 @@ from typing import Any
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, folder_of, read_json
 from medconv.data.io.images import stem, suffixes
-from medconv.data.io.raster import channels, is_picture
+from medconv.data.io.raster import CHANNELS, channels, is_picture
+from medconv.data.preprocessing.normalisation import BY_CHANNEL_NAME
 from medconv.targets.parse import parse_labels
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError
@@ -96,7 +97,17 @@ def nnunet(root: str | Path) -> Dataset:
         cases = _listed_cases(meta["dataset"], path, len(modalities))
     else:
         cases, errors = _cases_in_folders(folder, meta, len(modalities))
-    return _dataset(meta, path, cases, modalities, errors)
+    return _dataset(meta, path, cases, _colours(cases, modalities), errors)
+
+
+def _colours(cases: Sequence[Case], names: tuple[str, ...]) -> tuple[str, ...]:
+    """The channels of pictures as they are called elsewhere; other names stay, and so do words for a
+    normalisation.
+    """
+    are_pictures = bool(cases) and all(len(case.images) == 1 and is_picture(case.images[0]) for case in cases)
+    if not are_pictures or any(name.strip().lower() in BY_CHANNEL_NAME for name in names):
+        return names
+    return CHANNELS.get(len(names), names)
 
 
 def _dataset(
@@ -134,7 +145,7 @@ def _listed_cases(entries: Any, path: Path, num_channels: int) -> list[Case]:
         texts = [*images, entry.get("label")] if isinstance(images, list) else []
         is_valid = len(texts) > 1 and all(isinstance(text, str) for text in texts)
         *files, label = (_below(path.parent, text) for text in texts) if is_valid else (None,)
-        if label is None or len(files) != _num_files(files[0], num_channels):
+        if label is None or len(files) != num_files(files[0], num_channels):
             raise ValueError(f"{path}: case {case_id} of key `dataset` must be {expected}, got {entry!r:.80}")
         cases.append(Case(case_id, tuple(files), label))
     return cases
@@ -150,16 +161,16 @@ def _cases_in_folders(
         raise ValueError(f"{path}: file_ending must be one of {suffixes()}, got {ending!r}")
     images = _images(folder / "imagesTr", ending)
     channels_by_case = _channels_by_case(images)
-    num_files = _num_files(images[0], num_channels)
+    count = num_files(images[0], num_channels)
     errors: dict[str, str] = {}
-    for case_id, numbers in _invalid_channels(channels_by_case, num_files).items():
-        expected = f"expected channels 0 to {num_files - 1} of every case"
+    for case_id, numbers in _invalid_channels(channels_by_case, count).items():
+        expected = f"expected channels 0 to {count - 1} of every case"
         errors[case_id] = f"{folder / 'imagesTr'}: {expected}, found {numbers}"
     labels = {stem(label): label for label in _with_ending(folder / "labelsTr", ending)}
     cases = []
     for case_id, files in _ordered_files(channels_by_case).items():
         label = labels.pop(case_id, folder / "labelsTr" / f"{case_id}{ending}")
-        missing_channels = missing_numbers(files, num_files)
+        missing_channels = missing_numbers(files, count)
         cases.append(Case(case_id, files, label, missing_channels=missing_channels))
     for case_id, label in labels.items():
         errors[case_id] = f"{label}: no image {case_id}_0000{ending} in {folder / 'imagesTr'}"
@@ -211,7 +222,7 @@ def _modalities(folder: Path, meta: Mapping[str, Any]) -> tuple[str, ...]:
     return names_by_number(meta.get(key), path, key)
 
 
-def _num_files(image: Path, num_channels: int) -> int:
+def num_files(image: Path, num_channels: int) -> int:
     """Files of a case: one per channel, or a single picture that holds all its colours."""
     if not is_picture(image) or num_channels == 1:
         return num_channels

@@ -20,7 +20,7 @@ import nibabel as nib
 import numpy as np
 from nibabel.filebasedimages import ImageFileError, SerializableImage
 from nibabel.freesurfer import MGHImage
-from nibabel.nifti1 import Nifti1Pair
+from nibabel.nifti1 import Nifti1Header, Nifti1Pair
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError, SpatialImage
 from nibabel.volumeutils import apply_read_scaling
@@ -31,6 +31,8 @@ from medconv.utils.hardware import total_memory
 
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
+_NO_QUATERNION = "w2 should be positive"  # nibabel's error
+_ROUNDED_QUATERNION = 1e-5  # by which the square of the fourth number may be below 0
 _SPATIAL_UNIT_BITS = 7  # of `xyzt_units`; the other bits are the unit of time
 LOADING = 12  # bytes a voxel, measured: three times the float32 image
 FITS_ANYWHERE = 2**29  # bytes; no machine on which torch runs has less memory
@@ -106,7 +108,7 @@ def read_header(path: Path) -> SpatialImage:
             "copy it again if it is damaged"
         )
     with explained(f"{path}: not a readable NIfTI file", *_DAMAGED), _logging_path(path):
-        image = nib.load(path)
+        image = _load(path)
     if not isinstance(image, (Nifti1Pair, MGHImage)):
         # Such as Analyze, which has the suffixes of a NIfTI pair
         hint = ", which does not store left and right" if path.suffix in PAIR else ""
@@ -134,13 +136,44 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
             array = apply_read_scaling(stored, np.asanyarray(proxy.slope), np.asanyarray(proxy.inter))
         else:
             array = np.asanyarray(image.dataobj)
-    if isinstance(image, Nifti1Pair):
-        unit = _NOT_MM.get(int(image.header["xyzt_units"]) & _SPATIAL_UNIT_BITS)
-        if unit:
-            raise ValueError(f"{path}: its spacing is in {unit}, expected mm")
-        if not image.header["sform_code"]:
-            _check_pixdim(path, image)
+    check_spacing(image, str(path))
     return array, image.affine
+
+
+def _load(path: Path) -> SpatialImage:
+    try:
+        return nib.load(path)  # type: ignore[return-value]
+    except ValueError as error:
+        if _NO_QUATERNION not in str(error):
+            raise
+    # Its three numbers are rounded, so that their squares make more than 1: the fourth one is 0
+    threshold = Nifti1Header.quaternion_threshold
+    Nifti1Header.quaternion_threshold = np.float32(_ROUNDED_QUATERNION)
+    try:
+        image: Any = nib.load(path)
+    finally:
+        Nifti1Header.quaternion_threshold = threshold
+    numbers = np.array([image.header[f"quatern_{letter}"] for letter in "bcd"], np.float64)
+    for letter, number in zip("bcd", numbers / np.linalg.norm(numbers), strict=True):
+        image.header[f"quatern_{letter}"] = number
+    return image  # type: ignore[no-any-return]
+
+
+def check_spacing(image: SpatialImage, name: str) -> None:
+    """Check that a NIfTI image has a spacing in mm; others always have.
+
+    Args: name: for messages.
+    Raises:
+        ValueError: another unit, or, where the affine depends on it, a spacing that is not positive.
+    """
+    if not isinstance(image, Nifti1Pair):
+        return
+    unit = _NOT_MM.get(int(image.header["xyzt_units"]) & _SPATIAL_UNIT_BITS)
+    if unit:
+        raise ValueError(f"{name}: its spacing is in {unit}, expected mm")
+    path = image.get_filename()
+    if path and Path(path).is_file() and not image.header["sform_code"]:
+        _check_pixdim(Path(path), image)
 
 
 def check_readable(path: Path) -> None:

@@ -281,7 +281,9 @@ def _upright(path: Path) -> Image.Image:
     """
     problem = f"{path}: damaged or truncated, its pixels cannot be read"
     with _opened(path) as image, explained(problem, *_DAMAGED):
-        num_pages = max(getattr(image, "n_frames", 1), _pages_in_one(image))
+        # A phone's JPEG may hold previews and brightness maps of its picture, which comes first
+        num_frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+        num_pages = max(num_frames, _pages_in_one(image))
         tags = getattr(image, "tag_v2", {})  # of a TIFF
         num_samples = tags.get(_SAMPLES_PER_PIXEL, 0)
         lacks_samples = num_samples > len(image.getbands())

@@ -122,6 +122,8 @@ def _header_like(source: Nifti1Image, dtype: type) -> Any:
     header = source.header.copy()
     header.set_data_dtype(dtype)
     header.set_slope_inter(1, 0)
+    # The image's may say that voxels are vectors or points, which ITK would take these for
+    header.set_intent("none")
     # No display window: the image's intensities do not apply
     header["cal_min"] = 0
     header["cal_max"] = 0

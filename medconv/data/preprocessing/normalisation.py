@@ -14,7 +14,7 @@ from medconv.utils.errors import ArgumentError
 NORMALISATIONS = ("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none")
 DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
 # Names of channels that are words of nnU-Net for a normalisation, in small letters
-_BY_MODALITY = {
+BY_CHANNEL_NAME = {
     "ct": "ct",
     "nonorm": "none",
     "zscore": "zscore",
@@ -45,7 +45,7 @@ def normalisation_for(
     if normalisation is None:
         if are_picture_channels(tuple(modalities)):
             return (of_pictures,) * len(modalities)
-        return tuple(_BY_MODALITY.get(name.strip().lower(), "zscore") for name in modalities)
+        return tuple(BY_CHANNEL_NAME.get(name.strip().lower(), "zscore") for name in modalities)
     is_single = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
     names: tuple[Any, ...] = (normalisation,) * len(modalities) if is_single else tuple(normalisation)
     if len(names) != len(modalities):

@@ -55,6 +55,7 @@ _KEYWORDS = (
     "SpacingBetweenSlices",
     "RescaleSlope",
     "RescaleIntercept",
+    "RescaleType",
     "ModalityLUTSequence",
     "SamplesPerPixel",
     "PhotometricInterpretation",
@@ -223,7 +224,8 @@ def _frame(path: Path, number: int, elements: _Elements) -> Frame:
     intercept = _number(elements, "RescaleIntercept", 0.0)
     if slope == 0:
         raise ValueError("RescaleSlope is 0, so all values are equal")
-    is_rescaled = (slope, intercept) != (1, 0)
+    # `US`: of no unit
+    has_unit = (slope, intercept) != (1, 0) and elements.get("RescaleType") != "US"
     return Frame(
         path=path,
         number=number,
@@ -238,7 +240,7 @@ def _frame(path: Path, number: int, elements: _Elements) -> Frame:
         thickness_mm=_thickness_mm(elements),
         slope=slope,
         intercept=intercept,
-        white=None if is_rescaled else _white(elements),
+        white=None if has_unit else _white(elements),
         marks=tuple(_mark(elements.get(keyword)) for keyword in MARKS),
     )
 

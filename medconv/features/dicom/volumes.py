@@ -293,6 +293,12 @@ def _pixel_problem(content: Any) -> str:
 
     if not any(f"{kind}PixelData" in content for kind in ("", "Float", "DoubleFloat")):
         return "has no pixels (7FE0,0010), expected an image"
+    # pydicom takes the lowest bits, wherever the values are
+    if content.get("HighBit", content.get("BitsStored", 0) - 1) != content.get("BitsStored", 0) - 1:
+        return (
+            f"its {content.BitsStored} bits of each value end at bit {content.HighBit}, expected "
+            f"{content.BitsStored - 1} (HighBit)"
+        )
     syntax = content.file_meta.TransferSyntaxUID
     if syntax == _JPEG_12_BIT and content.BitsStored > 8 and find_spec("libjpeg") is None:
         return (
@@ -321,7 +327,7 @@ def _check_pixels(frame: Frame, pixels: np.ndarray) -> None:
 def _rescaled(frame: Frame, pixels: np.ndarray) -> np.ndarray:
     """Values with the unit of the header, such as Hounsfield units."""
     if frame.white is not None:
-        return frame.white - pixels.astype(np.float64)
+        pixels = frame.white - pixels.astype(np.float64)
     if (frame.slope, frame.intercept) == (1, 0):
         return pixels
     return pixels * frame.slope + frame.intercept

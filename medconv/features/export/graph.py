@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import torch
@@ -152,7 +153,10 @@ def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
         if output_size.numel() == 1:
             return
         for axis, length in enumerate(output_size):
-            divisor[axis] = max(divisor[axis], round(size[axis] / length))
+            if length < size[axis]:
+                # A network that rounds takes another way at each size, so that it has this one alone.
+                step = size[axis] // length if size[axis] % length == 0 else size[axis]
+                divisor[axis] = lcm(divisor[axis], step)
 
     convolutions = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Conv3d))]
     hooks = [layer.register_forward_hook(measure) for layer in convolutions]

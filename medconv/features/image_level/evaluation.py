@@ -55,7 +55,10 @@ class ImageLevelEvaluation:
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case."""
         rows = self.result["cases"]
-        cells = [self.targets.scores.case_cells({**row, "values": row["truth"]}) for row in rows]
+        cells = [
+            self.targets.scores.case_cells({**row, "values": values})
+            for row, values in zip(rows, self.values.tolist(), strict=True)
+        ]
         yield ["case", "error", *cells[0]]
         for row, case_cells in zip(rows, cells, strict=True):
             yield [row["case"], row["error"], *case_cells.values()]
@@ -108,9 +111,12 @@ def evaluate(
     """
     table = read_predictions(predictions, "predictions")
     targets = targets_of(table, labels, label_columns)
-    path_column = str(read_manifest(predictions.parent).get("path_column", PATH_COLUMN))  # of training
+    manifest = read_manifest(predictions.parent)
+    path_column = str(manifest.get("path_column", PATH_COLUMN))  # of training
     truth = read_truth(labels, targets, label_columns, split, split_column, path_column, table.outputs)
-    cases = _common_cases(table, truth, labels, split)
+    # beside label maps, not all of whose cases need have values
+    is_beside_maps = "of_image" in manifest.get("targets", {})
+    cases = _common_cases(table, truth, labels, all_need_rows=split is None and not is_beside_maps)
     outputs, values = _arrays(table, truth, cases)
     result = {
         "predictions": str(predictions),
@@ -121,7 +127,11 @@ def evaluate(
         "cases": _case_rows(targets, cases, outputs, values),
         "train_cases": train_cases(predictions.parent, cases),
         "without_prediction": sorted(case for case in truth.values if case not in table.outputs),
-        "without_label": sorted(case for case in truth.unlabelled if case in table.outputs),
+        "without_label": sorted(
+            case
+            for case in table.outputs
+            if case in truth.unlabelled or (is_beside_maps and case not in truth.values)
+        ),
     }
     if compare is not None:
         result |= _comparison(compare, targets, table, truth, cases)
@@ -148,11 +158,15 @@ def _case_rows(
     ]
 
 
-def _common_cases(predictions: PredictionTable, truth: Truth, labels: Path, split: str | None) -> list[str]:
+def _common_cases(
+    predictions: PredictionTable, truth: Truth, labels: Path, *, all_need_rows: bool
+) -> list[str]:
     """The cases with a prediction and a label.
 
+    Args:
+        all_need_rows: not with a split, as cases of the other splits have no row here.
     Raises:
-        ValueError: there are none; or, without `split`, a prediction has no row of labels.
+        ValueError: there are none, or a prediction that needs one has no row of labels.
     """
     # in the order of the predictions
     cases = [case for case in predictions.outputs if case in truth.values]
@@ -162,8 +176,7 @@ def _common_cases(predictions: PredictionTable, truth: Truth, labels: Path, spli
             "labels", f" {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}"
         )
     without_row = [case for case in unlabelled if case not in truth.unlabelled]
-    # with a split, cases of the other splits have no row here
-    if without_row and split is None:
+    if without_row and all_need_rows:
         raise ArgumentError("labels", f" {labels}: no row for {some(without_row, 20)}")
     return cases
 

@@ -98,9 +98,10 @@ def _likely_kind(columns: Sequence[str], labels: Labels, path: Path) -> str:
     # Classes are mostly numbered from 0 or 1; two values are an answer of yes or no, however they are written
     counts_up = num_different < 3 or (different[0] >= 0 and different[-1] < 2 * num_different)
     if are_numbers and (num_different > _MAX_CLASSES or not counts_up):
-        raise ValueError(
-            f"{path}: column {columns[0]!r} holds {num_different} different whole numbers from "
-            f"{different[0]:g} to {different[-1]:g}, which may be classes or numbers; set "
-            "target_type=regression, ordinal or multiclass"
+        raise ArgumentError(
+            "target_type",
+            f" is needed: column {columns[0]!r} of {path} holds {num_different} different whole numbers from "
+            f"{different[0]:g} to {different[-1]:g}, which may be classes or numbers; set it to regression, "
+            "ordinal or multiclass",
         )
     return "multiclass"

@@ -337,8 +337,8 @@ class TableScores(Scores):
                 scores.append((title, summary[f"val/{name}"]))
         return scores
 
-    def case_cells(self, row: CaseOutputs) -> dict[str, float]:
-        truth = zip(self.targets.value_names, row["values"], strict=True)
+    def case_cells(self, row: CaseOutputs) -> dict[str, Any]:
+        truth = zip(self.targets.value_names, self.targets.label_cells(row["values"]), strict=True)
         outputs = zip(self.targets.names, row["outputs"], strict=True)
         cells = {f"truth/{name}": value for name, value in truth}
         cells |= {f"output/{name}": value for name, value in outputs}

@@ -244,7 +244,9 @@ def test_pictures_hold_all_colours_in_one_file(tmp_path):
     write_picture(root / "imagesTr/a_0000.png", pixels(0, (8, 9, 3)))
     write_picture(root / "labelsTr/a.png", pixels(1) // 128 * 255)
     dataset = nnunet(root)
-    assert not dataset.errors and dataset.modalities == ("R", "G", "B")
+    assert not dataset.errors and dataset.modalities == ("red", "green", "blue")  # as of other pictures
+    words = {"0": "rgb_to_0_1", "1": "rgb_to_0_1", "2": "rgb_to_0_1"}  # nnU-Net's, for a normalisation
+    assert nnunet(edit_json(root, channel_names=words)).modalities == tuple(words.values())
     assert check(dataset, 1).fingerprint.shapes == ((9, 8),)
     assert sorted(np.unique(label_of(dataset.cases[0])[0]).tolist()) == [0, 1]
     with pytest.raises(ValueError, match="case a: .*expected channels 0 to 1 of every case"):

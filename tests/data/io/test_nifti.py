@@ -12,6 +12,7 @@ from helpers.volumes import AFFINE, SHAPE, image_array, save, save_raw, truncate
 from medconv.data.io import nifti
 from medconv.data.io.images import read_array, read_header
 from medconv.data.io.nifti import read_into
+from medconv.data.preprocessing.examine import header_doubts
 
 CONTENT = np.random.default_rng(0).integers(0, 20, 5000).astype(np.uint8).tobytes()
 
@@ -154,6 +155,19 @@ BAD_FILES = {
 def test_an_error_names_the_file_and_its_fault(tmp_path, fault):
     make, message = BAD_FILES[fault]
     assert_error_names(make(tmp_path / "scan.nii.gz"), message)
+
+
+def test_a_quaternion_may_be_rounded(tmp_path):
+    """The squares of its three numbers make 1.000002."""
+    path = save_raw(
+        tmp_path / "scan.nii",
+        set_fields(qform_code=1, sform_code=0, quatern_b=0.7071075, quatern_c=0.7071075, quatern_d=0),
+    )
+    _, grid = read_array(path)
+    expected = [[0, 1, 0], [1, 0, 0], [0, 0, -1]]
+    np.testing.assert_allclose(grid.matrix[:3, :3] / grid.spacing_mm, expected, atol=1e-6)
+    assert nib.Nifti1Header.quaternion_threshold < 1e-6  # the caller's own images are read as before
+    assert not list(header_doubts(path))
 
 
 def test_a_file_without_permission_is_named(open_folder):

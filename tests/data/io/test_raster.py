@@ -93,6 +93,14 @@ def test_colours_are_three_channels_and_an_opaque_alpha_is_dropped(tmp_path):
     assert np.abs(jpeg - 77).max() <= 2
 
 
+def test_the_picture_of_a_phone_may_have_previews(tmp_path):
+    picture = Image.new("RGB", (9, 8), "red")
+    picture.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[picture.resize((3, 2))])
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert image.n_frames == 2
+    assert read_image([tmp_path / "a.jpg"])[0].shape == (3, 9, 8, 1)
+
+
 def test_a_rotated_photograph_is_read_upright(tmp_path):
     """Orientation 6: the stored rows are columns, from the right."""
     exif = Image.Exif()

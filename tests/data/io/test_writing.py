@@ -22,6 +22,7 @@ def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path):
     image.header.set_xyzt_units("mm", "sec")
     image.header["descrip"] = b"scanner"
     image.header["cal_max"] = 99
+    image.header.set_intent("vector", allow_unknown=True)  # as ITK writes, and then reads of a label map
     image.header.set_slope_inter(0.25, 7)
     nib.save(image, tmp_path / "image.nii.gz")
     path = tmp_path / "out" / "deep" / "label.nii.gz"
@@ -31,6 +32,7 @@ def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path):
     np.testing.assert_array_equal(written.get_qform(), source.get_qform())
     assert [int(written.header[k]) for k in ("sform_code", "qform_code")] == [4, 1]
     assert written.header.get_xyzt_units() == ("mm", "sec")
+    assert written.header.get_intent()[0] == "none"
     assert written.get_data_dtype() == np.uint8 and float(written.header["cal_max"]) == 0
     np.testing.assert_array_equal(np.asanyarray(written.dataobj), label_array(0))
     assert [p.name for p in path.parent.iterdir()] == ["label.nii.gz"]  # no partial file is left

@@ -269,7 +269,13 @@ def test_workers_need_shared_memory_for_their_batches(prepared, monkeypatch):
         with pytest.raises(ArgumentError, match=message if trainer is None else "in each of 2 processes"):
             data.setup("fit")
     module(prepared, num_workers=0).setup("fit")
-    module(prepared, batch_size=1, num_workers=1, val=[]).setup("fit")
+    few = {"batch_size": 1, "num_workers": 1}
+    module(prepared, **few, val=[]).setup("fit")
+    # whole cases for validation travel, too
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=4, f_frsize=4096))
+    module(prepared, **few, val=[]).setup("fit")
+    with pytest.raises(ArgumentError, match="num_workers=1: the batches"):
+        module(prepared, **few).setup("fit")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

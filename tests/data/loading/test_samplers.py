@@ -194,6 +194,12 @@ def test_a_round_has_each_index_by_weight_to_within_one(weights):
         assert total[index] / (300 * count) == pytest.approx(share, abs=0.03)
 
 
+def test_a_round_by_weight_has_no_order_of_the_cases():
+    rounds = CaseRounds(20, np.arange(1, 21))
+    drawn = [[rounds.index(0, 20 * number + place) for place in range(20)] for number in range(2)]
+    assert all(of_round != sorted(of_round) for of_round in drawn)
+
+
 def entry(rows, shape=(9, 9)):
     return SimpleNamespace(label=np.zeros(shape, np.uint8), foreground=rows)
 

@@ -1,5 +1,7 @@
 """medconv/data/preprocessing/fingerprint.py: the statistics of a dataset."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers.volumes import affine_of, image_array, label_array, save, tiny, write_nnunet
@@ -33,6 +35,14 @@ def test_fingerprint_of_volumes(tmp_path):
     assert statistics["std"] == pytest.approx(values.std(), rel=1e-5)
     assert statistics["percentile_00_5"] == pytest.approx(np.percentile(values, 0.5), rel=1e-5)
     assert statistics["percentile_99_5"] == pytest.approx(np.percentile(values, 99.5), rel=1e-5)
+
+
+def test_structures_are_as_thick_in_voxels_at_another_spacing(tmp_path):
+    measured, _, _ = check(tiny(tmp_path, 2), 2)
+    ones = replace(measured, spacings_mm=((1.0,) * 3,) * 2, thickness_mm=((4.0, 3.0, 2.0), (0.0,) * 3))
+    stated = ones.at_spacing((1.0, 1.5, 7.0))
+    assert stated.spacings_mm == ((1.0, 1.5, 7.0),) * 2
+    assert stated.thickness_mm == ((4.0, 4.5, 14.0), (0.0,) * 3)
 
 
 def test_fingerprint_of_slices_and_channels(tmp_path):

@@ -10,6 +10,7 @@ from helpers import ranks
 from helpers.restoring import restore
 from helpers.tiny import PYTHONPATH
 from helpers.volumes import (
+    CLASSES,
     ORIENTATIONS,
     affine_of,
     dice,
@@ -388,6 +389,17 @@ def test_a_prepared_case_has_image_label_and_foreground(tmp_path):
     for value, *where in entry.foreground:
         assert label_array(0)[tuple(where)] == value
     assert len(np.unique(entry.foreground, axis=0)) == len(entry.foreground)
+
+
+def test_a_large_value_to_ignore_is_kept_beside_few_classes(tmp_path):
+    (case,) = tiny(tmp_path, 1).cases
+    label = label_array(0).astype(np.int16)
+    label[0] = 300
+    save(case.files[1], label)
+    entry = preprocess_case(case, preprocessing_config(), 3, LabelMapTargets.of_classes(CLASSES, 300))
+    np.testing.assert_array_equal(entry.label, label)
+    labelled = entry.foreground[entry.foreground[:, 0] == 0]
+    assert len(labelled) == np.count_nonzero(label != 300) and labelled[:, 1].min() == 1
 
 
 def test_foreground_positions_are_spread_over_a_large_class(tmp_path):

@@ -42,6 +42,9 @@ def test_values_with_a_unit_are_not_turned_round_for_the_screen(tmp_path):
     shown = {"PhotometricInterpretation": "MONOCHROME1", "RescaleSlope": 2, "RescaleIntercept": -1024}
     file = dicoms.radiograph(tmp_path / "a.dcm", pixels, **shown)
     np.testing.assert_array_equal(read_array(file)[0][..., 0], 2 * pixels.T.astype(float) - 1024)
+    # US: of no unit, as of a radiograph
+    file = dicoms.radiograph(tmp_path / "b.dcm", pixels, **shown, RescaleType="US", BitsStored=12, HighBit=11)
+    np.testing.assert_array_equal(read_array(file)[0][..., 0], 2.0 * (4095 - pixels.T) - 1024)
 
 
 def test_localizers_reports_pictures_and_other_files_are_skipped(tmp_path):

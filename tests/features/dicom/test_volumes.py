@@ -277,6 +277,10 @@ BAD_SERIES = {
         two_slices_at_each_position,
         r"2 slices at each position, such as .* no header separates them; expected one, or different",
     ),
+    "values in the upper bits": (
+        lambda f: change_one(f, BitsStored=12, HighBit=15),
+        r"its 12 bits of each value end at bit 15, expected 11 \(HighBit\)",
+    ),
     "no decoder": (
         lambda f: compressed_as(f, HTJ2K),
         r"compressed as High-Throughput JPEG 2000.* and no decoder for it is installed; pip install "

@@ -193,7 +193,7 @@ def test_what_divides_cells(tmp_path):
         (
             "path,label\n" + "".join(f"images/{i}.png,{i}\n" for i in range(101)),
             {},
-            "101 different whole numbers from 0 to 100, which may be classes or numbers; set target_type=",
+            "101 different whole numbers from 0 to 100, which may be classes or numbers; set it to regression",
         ),
         ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
     ],

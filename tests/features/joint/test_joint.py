@@ -167,6 +167,10 @@ def test_both_are_evaluated_at_once(root, predictions, tmp_path, monkeypatch, ca
     # each alone gives the same
     table = medconv.evaluate(predictions, labels)
     assert table.mean == of_table["mean"]
+    # a case without a row has no values, as in training
+    some_rows = tmp_path / "some.csv"
+    some_rows.write_text("\n".join(line for line in labels.read_text().splitlines() if line[-2:] != ",,"))
+    assert medconv.evaluate(predictions, some_rows).mean == table.mean
     # also by rows that name files of first channels, as training takes them
     rows = list(csv.DictReader(labels.open()))
     lines = [f"imagesTr/{row['case']}_0000.nii.gz,{row['label']}" for row in rows]

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from medconv.features.plateau.schedule import PlateauSchedule
+from medconv.training.callbacks.validated import FollowScores
 from medconv.training.optim.lr_schedulers import cosine
 
 SCORES = [0.1, 0.2, 0.2, 0.205, 0.3, 0.3, 0.29, 0.3, 0.31, 0.1, math.nan, 0.2, 0.2, 0.2]
@@ -47,6 +49,19 @@ def test_plateau_resumes_from_its_state():
         rates_after(first, SCORES[:split])
         second.load_state_dict(first.state_dict())
         assert rates_after(second, SCORES[split:]) == pytest.approx(expected[split:])
+
+
+@pytest.mark.parametrize(("folder", "best"), [("run", 0.9), ("another", -math.inf)])
+def test_plateau_forgets_the_scores_of_another_run(folder, best, tmp_path):
+    schedule = make(PlateauSchedule, 100)
+    schedule.validated(0.9)
+    trainer = SimpleNamespace(
+        ckpt_path=tmp_path / folder / "checkpoints/last.ckpt",
+        default_root_dir=tmp_path / "run",
+        lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
+    )
+    FollowScores().on_train_start(trainer, None)
+    assert schedule.best == best
 
 
 def test_plateau_resumes_after_another_schedule_or_another_metric():

@@ -7,6 +7,7 @@ from helpers import tiny
 from helpers.configs import derived
 from torch import nn
 
+from medconv.config import InitConfig
 from medconv.targets import all_kinds
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.checkpoint import compatibility
@@ -87,6 +88,13 @@ def test_fsdp_goes_on_from_fsdp_alone():
         ValueError, match=r"^run\.resume=a: was trained with trainer\.strategy=auto, this run has"
     ):
         compatibility.check_same_sharding(saved, "fsdp", "run.resume=a")
+
+
+def test_parameters_thaw_when_they_did_and_nothing_frozen_is_written_in_any_way():
+    saved = {"medconv": {"config": {"init": dict.fromkeys(("freeze", "lr_multipliers", "thaw_at"))}}}
+    compatibility.check_same_freezing(saved, InitConfig(freeze=[], lr_multipliers={}), SETTING)
+    with pytest.raises(ValueError, match=r"was trained with init\.thaw_at=None, this run has 0\.5; use the"):
+        compatibility.check_same_freezing(saved, InitConfig(thaw_at=0.5), SETTING)
 
 
 def test_a_run_does_not_resume_with_a_schedule_that_is_not_ours(dataset, tmp_path):

@@ -27,7 +27,8 @@ COMMANDS = "COMMANDS"
 METRICS = "METRICS"
 
 # Options of `medconv predict`: "module:object" -> `flags`: flag -> arguments of argparse's `add_argument`;
-# and `folders` that the feature writes beside predictions: name -> suffix of their files, one for each case.
+# and `folders` that the feature writes beside predictions: name -> suffix of their files, one for each case;
+# empty: a folder of files for each case.
 # Where a flag is given, the object is called with all options, and gives a `medconv.inference.extras.Extra`.
 PREDICT_OPTIONS = "PREDICT_OPTIONS"
 

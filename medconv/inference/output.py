@@ -8,6 +8,7 @@ killed. Several processes may share a folder of label maps.
 import json
 import os
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -396,7 +397,7 @@ class OutputDir(Output):
         return self.path / f"{case_id}{self._suffix}"
 
     def beside(self, folder: str, case_id: str) -> Path:
-        """A case's file in one of the folders beside the label maps."""
+        """A case's file, or its folder of files, in one of the folders beside the label maps."""
         return self.path / folder / f"{case_id}{self._folders[folder]}"
 
     def claims(self, cases: Sequence[Case]) -> Iterator[Claim]:
@@ -471,13 +472,18 @@ class OutputDir(Output):
 
     def _clean(self, replaced: Sequence[str]) -> None:
         for folder, suffix in {"": self._suffix, **self._folders}.items():
-            for path in list((self.path / folder).glob(f".*{suffix}")):
+            pattern = f".*{suffix}" if suffix else "*/.*"
+            for path in list((self.path / folder).glob(pattern)):
                 if _PARTIAL.fullmatch(path.name):
                     path.unlink()
         for case_id in replaced:
             self.label(case_id).unlink(missing_ok=True)
             for folder in self._folders:
-                self.beside(folder, case_id).unlink(missing_ok=True)
+                path = self.beside(folder, case_id)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

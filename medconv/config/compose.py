@@ -47,12 +47,8 @@ def escaped(argument: str) -> str:
         return argument
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
-    items = re.split(r"[\[\],]", value)
-    are_numbers = any(NO_TEXT.fullmatch(item) and item != "null" for item in items)
-    has_other_letters = not value.isascii() and re.fullmatch(r"\[[^\[\]{}()]*\]|[^\[\]{}()$]*", value)
-    if has_other_letters or (are_numbers and key.lstrip("+") in _text_keys()):
-        value = _as_texts(value)
-        argument = f"{key}={value}"
+    value = _as_texts(value, are_texts=key.lstrip("+") in _text_keys())
+    argument = f"{key}={value}"
     if re.fullmatch(_PATTERN_KEY, key.lstrip("+")):
         argument = f"{key}={_escaped_pattern(value)}"
     if re.search(_LIST_CHOICES_OR_CALL, value.replace("{id}", "")):
@@ -72,13 +68,18 @@ def _text_keys() -> frozenset[str]:
     return frozenset(key.name for key in declared_keys(config.RunConfig) if is_text(key.kind))
 
 
-def _as_texts(value: str) -> str:
-    """A text, choices of a sweep or a list, with quotes around what Hydra would not read as a text."""
+def _as_texts(value: str, are_texts: bool) -> str:
+    """A list, choices of a sweep or a single value, with quotes around what Hydra would not read as a text.
+
+    Args: are_texts: numbers are, too.
+    """
+    has_parts = re.search(r"[{}()$]|.\[", value)  # lists in lists, calls, ...
     opening, inner, closing = ("[", value[1:-1], "]") if re.fullmatch(r"\[.*\]", value) else ("", value, "")
     items = []
     for item in inner.split(","):
-        is_number = NO_TEXT.fullmatch(item) and item != "null"
-        items.append(f"'{item}'" if is_number or not item.isascii() else item)
+        is_number = are_texts and NO_TEXT.fullmatch(item) and item != "null"
+        has_other_letters = not item.isascii() and "," in value and not has_parts
+        items.append(f"'{item.strip()}'" if is_number or has_other_letters else item)
     return f"{opening}{','.join(items)}{closing}"
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from medconv.data.case import Case, Grid
+from medconv.data.io.formats import shown
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_image, read_label
 
@@ -45,4 +46,4 @@ def label_on(case: Case, grid: Grid) -> np.ndarray:
     """
     label, label_grid = label_of(case)
     assert case.label is not None  # as `label_of` has checked
-    return on_grid(label, case.images[0], grid, case.label, label_grid)
+    return on_grid(label, case.images[0], grid, shown(case.label), label_grid)

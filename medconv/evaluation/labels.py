@@ -11,7 +11,8 @@ import numpy as np
 from medconv.data.case import Relabel
 from medconv.data.datasets import dataset_json
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.patterns import files_of
+from medconv.data.datasets.patterns import files_of, labels_of
+from medconv.data.io.class_masks import is_of_masks
 from medconv.data.io.formats import choice_of, structures_of, without_structures
 from medconv.data.io.images import in_folder
 from medconv.data.io.label_values import comparable_name
@@ -54,6 +55,21 @@ def reference_files(
             )
         raise ValueError(f"references {references}: no file there for {some(missing, 20)}{hint}")
     return files
+
+
+def label_files(path: Path, argument: str, class_names: Sequence[str] | None) -> dict[str, Path]:
+    """Case id to its label map, or its mask for each class.
+
+    Args: class_names: as `class_names_of`.
+    Raises: ArgumentError: as `patterns.labels_of`, or nothing says which label value a mask stands for.
+    """
+    if class_names is None and is_of_masks(path) and not structures_of(path):
+        raise ArgumentError(
+            argument,
+            f" {path}: nothing beside the predictions names their classes; add #roi=NAME;NAME, in the order "
+            "of their label values",
+        )
+    return labels_of(path, argument, class_names)
 
 
 def _of_manifest(predictions: Path) -> SegmentationTargets | None:

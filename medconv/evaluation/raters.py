@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid, Relabel
-from medconv.data.datasets.patterns import files_of
-from medconv.data.io.class_masks import of_classes
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import relabels
@@ -98,7 +96,7 @@ def raters_of(
     relabel: dict[str, dict[str, Relabel | None]] = {}
     known = [{case: file.resolve() for case, file in references.items()}]
     for path in paths:
-        of_rater = files_of(of_classes(str(path), class_names), "raters")
+        of_rater = labels.label_files(path, "raters", class_names)
         known.append({case: file.resolve() for case, file in of_rater.items()})
         if known[-1] in known[:-1]:
             raise ArgumentError("raters", f" {path}: given twice, or the references themselves")

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from medconv import doors
 from medconv.data.datasets.patterns import files_of, home
-from medconv.data.io.class_masks import of_classes
 from medconv.data.io.label_values import relabels
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, segmentation_results
@@ -61,7 +61,9 @@ def evaluate(
     class_names = labels.class_names_of(targets)
     ignore = targets.ignore if targets else None
     reference_files = labels.reference_files(
-        Path(of_classes(str(references), class_names)), [maps.files for maps in prediction_sets]
+        references,
+        [maps.files for maps in prediction_sets],
+        partial(labels.label_files, class_names=class_names),
     )
     reference_set = LabelMaps(references, reference_files)
     renumbered = labels.renumbering(targets, reference_set.folder)

@@ -123,4 +123,5 @@ def _channels_at_end(image: Tensor) -> Tensor:
 
 
 def _is_channels_last(image: Tensor) -> bool:
-    return image.is_contiguous(memory_format=CHANNELS_LAST[image.ndim])
+    """Whether it is, and not contiguous as well, as a single pixel is."""
+    return not image.is_contiguous() and image.is_contiguous(memory_format=CHANNELS_LAST[image.ndim])

@@ -266,6 +266,13 @@ def test_lists_and_choices_of_any_letters_need_no_quotes():
     assert config.data.label_columns == ["ödem", "nodule", "007"]
     assert config.tags == ["früh", "b c"]
     assert escaped("run.name=früh,spät,a") == "run.name='früh','spät',a"
+    assert escaped("tags=[a, ü,1.5]") == "tags=[a,'ü','1.5']"
+    assert escaped("model.sizes=[ü, 1.5]") == "model.sizes=['ü', 1.5]"
+
+
+def test_a_home_folder_may_have_any_letters(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert escaped("data.root=~/Größe") == "data.root='/home/me/Größe'"
 
 
 @pytest.mark.parametrize("text", ["1e5", "007", "1_000", ".5", "true", "inf"])

@@ -101,8 +101,8 @@ def nnunet(root: str | Path) -> Dataset:
 
 
 def _colours(cases: Sequence[Case], names: tuple[str, ...]) -> tuple[str, ...]:
-    """The channels of pictures as they are called elsewhere; other names stay, and so do words for a
-    normalisation.
+    """The channels of pictures that hold all of them, as other layouts call them, whatever their names are;
+    those of volumes stay, and so do nnU-Net's words for a normalisation.
     """
     are_pictures = bool(cases) and all(len(case.images) == 1 and is_picture(case.images[0]) for case in cases)
     if not are_pictures or any(name.strip().lower() in BY_CHANNEL_NAME for name in names):

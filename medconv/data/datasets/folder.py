@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,9 +10,8 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, id_errors, modalities_of
-from medconv.data.datasets.patterns import files_of, home
-from medconv.data.io.class_masks import CLASS, of_classes
-from medconv.data.io.formats import structures_of
+from medconv.data.datasets.patterns import files_of, home, labels_of
+from medconv.data.io.formats import shown, structures_of
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import class_names_of, names_of, relabel_of
 from medconv.data.io.raster import MAX_CLASSES, is_picture
@@ -42,8 +42,7 @@ def folder(
         ValueError: no such folder, no pairs, or classes that cannot be told. A missing channel or label
             becomes an error of its case.
     """
-    labels = labels and of_classes(labels, class_names)
-    pairs = pairs_of(images, labels, modality, root)
+    pairs = pairs_of(images, labels, modality, root, partial(labels_of, class_names=class_names))
     label_names = names_of(pairs.labels)
     names = tuple(class_names or _structure_names(_in_root(root, labels)) or class_names_of(label_names))
     if class_names and len(names) == 1:
@@ -138,9 +137,10 @@ def pairs_of(
         cases.append(Case(case_id, present, label, missing_channels=missing_channels))
         for pattern, path in zip(patterns.values(), files, strict=True):
             if path is None:
-                errors[case_id] = f"{label or image_files[case_id]}: no image matches {pattern}"
+                file = shown(label) if label else image_files[case_id]
+                errors[case_id] = f"{file}: no image matches {pattern}"
         if label is None:
-            errors[case_id] = f"{image_files[case_id]}: no label matches {labels}"
+            errors[case_id] = f"{image_files[case_id]}: no label matches {shown(labels)}"
     if isinstance(images, Mapping):
         modalities = tuple(images)
     else:
@@ -157,13 +157,6 @@ def _by_channel(images: Any, modality: str) -> dict[str, str]:
 
     Raises: ValueError: no patterns, or a modality besides those of the patterns.
     """
-    if CLASS in str(images):
-        raise ArgumentError(
-            "images",
-            f"={images}: {CLASS} is for ",
-            Argument("labels"),
-            ", which may be a mask for each class",
-        )
     if isinstance(images, str):
         return {"images": images}
     if not isinstance(images, Mapping) or not all(isinstance(pattern, str) for pattern in images.values()):

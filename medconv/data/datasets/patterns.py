@@ -3,26 +3,28 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import escape, glob
 from pathlib import Path
 
 from medconv.data.io.class_masks import CLASS
-from medconv.data.io.formats import ROI, choice_of, structures_of
+from medconv.data.io.formats import ROI, choice_of, shown, structures_of
 from medconv.data.io.images import in_folder, suffixes
+from medconv.data.io.label_values import comparable_name
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
 _WILDCARD = re.compile(r"(\{id\}|\{class\}|\*)")
 _ID_GROUP = "(?P<id>[^/]+)"
+_NOT_IN_NAMES = ";|/"  # of classes
 
 
 def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     """Case id to its file, sorted; a DICOM series is a folder that matches.
 
     `{id}` is the case id, as long as possible and everywhere the same, and `*` any text within one name.
-    Without `{id}`, the text that `*` matches is the id. In a folder of images, their stems are the ids. Where
-    labels have a mask for each class, `{class}` is its name, see `class_masks`.
+    Without `{id}`, the text that `*` matches is the id. In a folder of images, their stems are the ids.
 
     Args:
         pattern: a pattern or a folder; `#2` or `#b=50` at the end takes one volume of each DICOM series.
@@ -31,6 +33,33 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     Raises:
         ArgumentError: no file, a pattern without a place for the id, an empty id, or two files of one case.
     """
+    if CLASS in str(pattern):
+        raise ArgumentError(
+            argument, f"={pattern}: {CLASS} is for labels, which may be a mask for each class"
+        )
+    return _files_of(pattern, argument)
+
+
+def labels_of(
+    pattern: str | Path, argument: str, class_names: Sequence[str] | None = None
+) -> dict[str, Path]:
+    """As `files_of`, of labels, which may be a mask for each class (`class_masks`): `{class}` is its name.
+
+    Args:
+        class_names: background first; of these there are masks, unless the pattern names classes by `#roi=`;
+            None: of all that are found.
+    """
+    if CLASS in str(pattern) and class_names is not None and not structures_of(pattern):
+        unusable = [name for name in class_names[1:] if set(name) & set(_NOT_IN_NAMES)]
+        if unusable:
+            raise ArgumentError(
+                argument, f"={pattern}: the class {unusable[0]!r} cannot be a part of a file's name there"
+            )
+        pattern = f"{pattern}{ROI}{';'.join(class_names[1:])}"
+    return _files_of(pattern, argument)
+
+
+def _files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     text = re.sub("/+", "/", str(pattern))  # as `glob` has it
     if not is_pattern(text):
         if Path(text).is_dir():
@@ -46,7 +75,7 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     if not files:
         folder = home(text)
         missing = "" if folder.is_dir() else f", as there is no folder {folder}"
-        raise ArgumentError(argument, f"={pattern}: no file matches{missing}")
+        raise ArgumentError(argument, f"={shown(text)}: no file matches{missing}")
     return files
 
 
@@ -59,24 +88,22 @@ def matching_files(pattern: str | Path, argument: str) -> dict[str, Path]:
         raise ArgumentError(argument, f"={pattern}: {CLASS} is there twice, expected it once")
     matcher = _matcher(text, structures_of(pattern))
     files: dict[str, Path] = {}
-    classes: set[str] = set()
+    found: dict[str, dict[str, str]] = defaultdict(dict)  # case to comparable name of a class to its spelling
     names = sorted(glob(_glob_pattern(text)))  # noqa: PTH207 - may be absolute
+    place = matcher.groupindex.get("class", 0)
     for name in names:
         match = matcher.fullmatch(name)
         if match is None:
             continue
-        class_name = match.groupdict().get("class")
-        texts = match.groups()
-        if class_name is not None:
-            start, end = match.span("class")
-            name = name[:start] + CLASS + name[end:]
-            classes.add(class_name)
-            place = matcher.groupindex["class"]
-            texts = (*texts[: place - 1], *texts[place:])
+        texts = [part for number, part in enumerate(match.groups(), 1) if number != place]
         case_id = unicodedata.normalize("NFC", "_".join(dict.fromkeys(texts)))  # as `stem`
         if not case_id:
             raise ArgumentError(argument, f"={pattern}: nothing in {name} is left for the case id")
-        if case_id in files and (class_name is None or files[case_id] != Path(name)):
+        if place:
+            found[case_id][comparable_name(match["class"])] = match["class"]
+            start, end = match.span("class")
+            name = name[:start] + CLASS + name[end:]
+        if case_id in files and not (place and files[case_id] == Path(name)):
             problem = f"={pattern}: {files[case_id]} and {name} would both be case {case_id}"
             raise ArgumentError(argument, problem)
         files[case_id] = Path(name)
@@ -84,9 +111,30 @@ def matching_files(pattern: str | Path, argument: str) -> dict[str, Path]:
     if overlooked:
         problem = f"={pattern}: endings must be in small letters, rename {some(overlooked)}"
         raise ArgumentError(argument, problem)
-    if classes and not choice:
-        choice = ROI + ";".join(sorted(classes))
-    return {case_id: Path(f"{path}{choice}") for case_id, path in sorted(files.items())}
+    if not place:
+        return {case_id: Path(f"{path}{choice}") for case_id, path in sorted(files.items())}
+    structures = structures_of(pattern) or _all_classes(found.values(), pattern, argument)
+    return {
+        case_id: Path(f"{path}{ROI}{';'.join(_as_spelled(names, found[case_id]) for names in structures)}")
+        for case_id, path in sorted(files.items())
+    }
+
+
+def _all_classes(found: Iterable[Mapping[str, str]], pattern: str | Path, argument: str) -> list[str]:
+    """The classes of all cases but the background. Raises: ArgumentError: a name that a path cannot list."""
+    spelled = {comparable: name for of_case in found for comparable, name in of_case.items()}
+    unusable = [name for name in spelled.values() if set(name) & set(_NOT_IN_NAMES)]
+    if unusable:
+        raise ArgumentError(
+            argument,
+            f"={pattern}: the class {unusable[0]!r} has one of {' '.join(_NOT_IN_NAMES)} in its name",
+        )
+    return sorted(name for comparable, name in spelled.items() if comparable != "background")
+
+
+def _as_spelled(names: str, found: Mapping[str, str]) -> str:
+    """The names of a class, such as `Heart|Herz`, as the files of a case are spelled."""
+    return "|".join(found.get(comparable_name(name), name) for name in names.split("|"))
 
 
 def _with_other_endings(names: Sequence[str], matcher: re.Pattern[str]) -> Iterator[str]:
@@ -155,10 +203,15 @@ def _matcher(text: str, structures: Sequence[str]) -> re.Pattern[str]:
             # The first one is a group, and the others must match the same text
             expression += "(?P=id)" if _ID_GROUP in expression else _ID_GROUP
         elif piece == CLASS:
-            accepted = [re.escape(name) for names in structures for name in names.split("|") if name]
+            accepted = [_any_spelling(name) for names in structures for name in names.split("|") if name]
             expression += f"(?P<class>{'|'.join(accepted) or '[^/]+'})"
         elif piece == "*":
             expression += "[^/]*" if has_id else "([^/]*)"
         else:
             expression += re.escape(piece)
     return re.compile(expression)
+
+
+def _any_spelling(name: str) -> str:
+    """A regular expression for a name in any letters, and with `_` for blanks, see `comparable_name`."""
+    return f"(?i:{'[ _]+'.join(map(re.escape, comparable_name(name).split()))})"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medconv.data.io.formats import ROI, choice_of, structures_of
+from medconv.data.io.formats import choice_of, structures_of
 
 CLASS = "{class}"
 
@@ -18,16 +18,6 @@ CLASS = "{class}"
 def is_of_masks(path: str | Path) -> bool:
     """Whether a label is a file for each class."""
     return CLASS in str(path)
-
-
-def of_classes(pattern: str, class_names: Sequence[str] | None) -> str:
-    """A pattern with `{class}` takes these classes if it names none; other patterns stay as they are.
-
-    Args: class_names: by label value; None: not known.
-    """
-    if not is_of_masks(pattern) or structures_of(pattern) or class_names is None:
-        return pattern
-    return f"{pattern}{ROI}{';'.join(class_names[1:])}"
 
 
 def files(path: Path) -> list[tuple[int, Path]]:

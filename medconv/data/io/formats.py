@@ -12,7 +12,7 @@ import numpy as np
 from medconv.data.case import Grid
 
 # At the end of a path: #2 (volume), #b=50 (b-value) or #roi=heart;lung (structures)
-_CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?|roi=[^/]+)$")
+_CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?|roi=[^/]*)$")
 ROI = "#roi="
 
 
@@ -88,6 +88,11 @@ def structures_of(path: str | Path) -> list[str]:
     if not choice.startswith(ROI):
         return []
     return choice.removeprefix(ROI).split(";")
+
+
+def shown(path: str | Path) -> Path:
+    """A path or pattern for messages: without the structures that it takes, of which there may be many."""
+    return choice_of(Path(path))[0] if structures_of(path) else Path(path)
 
 
 def without_structures(path: Path, values: Collection[int]) -> Path:

@@ -262,12 +262,7 @@ def read_label(
     """
     if structures_of(path):
         is_of_masks = class_masks.is_of_masks(path)
-        image = like or (class_masks.files(path)[0][1] if is_of_masks else path)
-        grid = Grid.of(*shape_and_affine(image))
-        if is_of_masks:
-            label = class_masks.combined(path, grid.shape, lambda file: _mask_on(grid, file, image))
-        else:
-            label = _contours(path).read(path, image, grid)
+        label, grid = _of_masks(path, like) if is_of_masks else _of_contours(path, like or path)
         return label if relabel is None else relabelled(label, relabel, path), grid
     if raster.is_picture(path):
         array = raster.read_mask(path)
@@ -287,9 +282,23 @@ def read_label(
     return in_c_order(array.reshape(grid.shape), np.int16), grid
 
 
-def _mask_on(grid: Grid, file: Path, image: Path) -> np.ndarray:
-    mask, mask_grid = read_label(file, image)
-    return on_grid(mask, image, grid, file, mask_grid)
+def _of_contours(path: Path, image: Path) -> tuple[np.ndarray, Grid]:
+    grid = Grid.of(*shape_and_affine(image))
+    return _contours(path).read(path, image, grid), grid
+
+
+def _of_masks(path: Path, like: Path | None) -> tuple[np.ndarray, Grid]:
+    """Masks put together on the grid of an image; None: of the first one."""
+    if like is None:
+        (_, like), *_ = class_masks.files(path)
+    image = like
+    grid = Grid.of(*shape_and_affine(image))
+
+    def read(file: Path) -> np.ndarray:
+        mask, mask_grid = read_label(file, image)
+        return on_grid(mask, image, grid, file, mask_grid)
+
+    return class_masks.combined(path, grid.shape, read), grid
 
 
 def relabelled(label: np.ndarray, relabel: Relabel, path: Path) -> np.ndarray:

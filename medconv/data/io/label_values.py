@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.case import Relabel
+from medconv.data.io.formats import shown
 from medconv.data.io.images import label_names
 from medconv.data.io.raster import MIN_SINGLE_VALUE, is_picture, read_mask
 from medconv.utils.logging import some
@@ -145,9 +146,9 @@ def relabel_by_name(
             if value == ignore:
                 continue
             if comparable_name(name) not in values:
-                problems.append(f"{files[case]}: {value} is {name!r}, which is not a class")
+                problems.append(f"{shown(str(files[case]))}: {value} is {name!r}, which is not a class")
             elif values[comparable_name(name)] in new_values.values():
-                problems.append(f"{files[case]}: {value} is {name!r}, and so is another value")
+                problems.append(f"{shown(str(files[case]))}: {value} is {name!r}, and so is another value")
             else:
                 new_values[value] = values[comparable_name(name)]
         relabels[case] = tuple(sorted(new_values.items()))

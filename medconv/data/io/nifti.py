@@ -7,6 +7,7 @@ memory that was set to 0 before, together nearly twice the time of the decompres
 import errno
 import logging
 import stat
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ from medconv.utils.hardware import total_memory
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
 _NO_QUATERNION = "w2 should be positive"  # nibabel's error
+_thresholds = threading.Lock()  # on nibabel's setting for a whole process
 _ROUNDED_QUATERNION = 1e-5  # by which the square of the fourth number may be below 0
 _SPATIAL_UNIT_BITS = 7  # of `xyzt_units`; the other bits are the unit of time
 LOADING = 12  # bytes a voxel, measured: three times the float32 image
@@ -147,12 +149,13 @@ def _load(path: Path) -> SpatialImage:
         if _NO_QUATERNION not in str(error):
             raise
     # Its three numbers are rounded, so that their squares make more than 1: the fourth one is 0
-    threshold = Nifti1Header.quaternion_threshold
-    Nifti1Header.quaternion_threshold = np.float32(_ROUNDED_QUATERNION)
-    try:
-        image: Any = nib.load(path)
-    finally:
-        Nifti1Header.quaternion_threshold = threshold
+    with _thresholds:
+        threshold = Nifti1Header.quaternion_threshold
+        Nifti1Header.quaternion_threshold = np.float32(_ROUNDED_QUATERNION)
+        try:
+            image: Any = nib.load(path)
+        finally:
+            Nifti1Header.quaternion_threshold = threshold
     numbers = np.array([image.header[f"quatern_{letter}"] for letter in "bcd"], np.float64)
     for letter, number in zip("bcd", numbers / np.linalg.norm(numbers), strict=True):
         image.header[f"quatern_{letter}"] = number

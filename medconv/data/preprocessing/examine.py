@@ -13,9 +13,16 @@ import numpy as np
 
 from medconv.data.case import MAX_SHEAR, Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io.formats import choice_of, structures_of
+from medconv.data.io import class_masks
+from medconv.data.io.formats import shown, structures_of
 from medconv.data.io.grids import in_c_order, on_grid, rounding_doubts, to_canonical
-from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
+from medconv.data.io.images import (
+    channel_doubts,
+    lacks_orientation,
+    missing_slices,
+    nifti_image,
+    shape_and_affine,
+)
 from medconv.data.io.label_values import contradictions
 from medconv.data.io.raster import are_picture_channels, is_picture, turn_doubts
 from medconv.data.preprocessing.normalisation import range_error
@@ -199,15 +206,20 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map to learn. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
-    file, _ = choice_of(case.label)  # without the names of many structures, for messages
+    file = shown(case.label)
     further_relabels = case.soft_label.further_relabels if case.soft_label else ()
     for path, relabel in zip(case.label_files, (case.relabel, *further_relabels), strict=True):
         if path is None:
             continue
-        report.warnings += header_doubts(path)
         report.errors += contradictions(path, relabel, dataset.class_names, case.annotated)
-        if is_picture(path) and is_picture(case.images[0]):
-            report.warnings += turn_doubts(case.images[0], path)
+        is_of_masks = class_masks.is_of_masks(path)
+        for mask in [mask for _, mask in class_masks.files(path)] if is_of_masks else [path]:
+            report.warnings += header_doubts(mask)
+            if is_picture(mask) and is_picture(case.images[0]):
+                report.warnings += turn_doubts(case.images[0], mask)
+            elif is_of_masks and not is_picture(mask):  # which are put together on the image's grid
+                mask_grid = Grid.of(*shape_and_affine(mask))
+                report.warnings += rounding_doubts(case.images[0], grid, mask, mask_grid)
     if structures_of(case.label):
         report.warnings += missing_slices(case.label, case.images[0], grid)
     assert isinstance(dataset.targets, SegmentationTargets)

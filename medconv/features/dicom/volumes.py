@@ -293,13 +293,11 @@ def _pixel_problem(content: Any) -> str:
 
     if not any(f"{kind}PixelData" in content for kind in ("", "Float", "DoubleFloat")):
         return "has no pixels (7FE0,0010), expected an image"
-    # pydicom takes the lowest bits, wherever the values are
-    if content.get("HighBit", content.get("BitsStored", 0) - 1) != content.get("BitsStored", 0) - 1:
-        return (
-            f"its {content.BitsStored} bits of each value end at bit {content.HighBit}, expected "
-            f"{content.BitsStored - 1} (HighBit)"
-        )
     syntax = content.file_meta.TransferSyntaxUID
+    bits = content.get("BitsStored", 0)
+    has_lower_bits = content.get("HighBit", 0) >= bits and bits < content.get("BitsAllocated", 0)
+    if has_lower_bits and not syntax.is_compressed:  # pydicom takes the lowest bits as the value
+        return f"its {bits} bits of each value end at bit {content.HighBit}, expected {bits - 1} (HighBit)"
     if syntax == _JPEG_12_BIT and content.BitsStored > 8 and find_spec("libjpeg") is None:
         return (
             f"compressed as {syntax.name} with {content.BitsStored} bits; "

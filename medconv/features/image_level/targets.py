@@ -275,9 +275,9 @@ class ImageLevelTargets(Targets):
         """A case's label as cells of a table, one for each of `value_names`."""
         return list(values)
 
-    def label_values(self, values: Sequence[float]) -> list[float | None]:
+    def label_values(self, values: Sequence[float | None]) -> list[float | None]:
         """A case's values as JSON has them: null for one that is missing."""
-        return [None if math.isnan(value) else value for value in values]
+        return [None if value is None or math.isnan(value) else value for value in values]
 
     def cells_per_name(self, values: Sequence[float]) -> list[str]:
         return [f"{value:.4g}" for value in values]

@@ -10,7 +10,7 @@ import torch
 
 from medconv.data.case import Case, Dataset, Grid, Relabel
 from medconv.data.case_files import label_of, label_on
-from medconv.data.datasets.patterns import files_of
+from medconv.data.datasets.patterns import labels_of
 from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.label_values import names_of, relabel_by_name, relabels
 from medconv.data.io.raster import is_picture
@@ -210,7 +210,7 @@ def _relabels(files: Mapping[str, Path], dataset: Dataset) -> dict[str, Relabel 
 
 def _files_of_rater(pattern: Path, dataset: Dataset) -> dict[str, Path]:
     """Case id to the label file of a rater. Raises: ArgumentError: no case has one."""
-    files = files_of(pattern, "raters")
+    files = labels_of(pattern, "raters", dataset.class_names)
     ids = {case.id for case in dataset.cases}
     if not ids & set(files):
         raise ArgumentError(

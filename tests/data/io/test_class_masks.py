@@ -1,11 +1,15 @@
 """medconv/data/io/class_masks.py: labels that are a mask for each class."""
 
+import re
+from dataclasses import replace
+
 import nibabel as nib
 import numpy as np
 import pytest
 
 from medconv.data.case_files import label_of, label_on
 from medconv.data.datasets.folder import folder
+from medconv.data.io.formats import without_structures
 from medconv.data.io.images import read_label, stamp
 from medconv.data.per_case import with_annotated
 from medconv.data.preprocessing.examine import examine
@@ -140,8 +144,53 @@ def test_a_case_may_lack_masks_that_it_does_not_annotate(root):
 
 @pytest.mark.parametrize("images", ["{id}/{class}.nii.gz", {"ct": "{id}/{class}.nii.gz"}])
 def test_images_have_no_classes(root, images):
-    with pytest.raises(ValueError, match="{class} is for labels"):
+    with pytest.raises(ValueError, match="{class} is for labels, which may be a mask for each class"):
         folder(images, "{id}/masks/{class}.nii.gz", root=str(root))
+
+
+def test_names_may_have_other_letters_than_files(root):
+    (root / "p1" / "masks" / "liver.nii.gz").rename(root / "p1" / "masks" / "Liver.nii.gz")
+    dataset = _dataset(root, class_names=["background", "LIVER", "Spleen left"])
+    assert not dataset.errors
+    for case in dataset.cases:
+        np.testing.assert_array_equal(label_of(case)[0], _expected())
+
+
+def test_a_mask_of_the_background_is_no_class(root):
+    for case in ("p1", "p_2"):
+        _write(root / case / "masks" / "Background.nii.gz", _mask(LIVER))
+    assert _dataset(root).class_names == ("background", "liver", "spleen_left", "tumour")
+
+
+@pytest.mark.parametrize("name", ["a;b", "a|b", "a/b"])
+def test_names_that_a_path_cannot_list_are_refused(root, name):
+    with pytest.raises(ValueError, match=re.escape(f"the class {name!r} cannot be a part of a file's name")):
+        _dataset(root, class_names=["background", "liver", name])
+
+
+def test_a_mask_beside_its_image_by_a_part_of_a_voxel_is_doubted(root):
+    shifted = np.diag([1, 2, 3, 1.0])
+    shifted[0, 3] = 0.05
+    _write(root / "p1" / "masks" / "liver.nii.gz", _mask(LIVER), shifted)
+    dataset = _dataset(root)
+    (warning,) = examine(dataset.cases[0], dataset).warnings
+    assert "liver.nii.gz" in warning and "taken as one grid" in warning
+
+
+def test_a_case_may_annotate_none_of_the_classes(root):
+    dataset = with_annotated(
+        _dataset(root, "{id}/masks/{class}.nii.gz#roi=liver", class_names=["background", "liver"]), {}
+    )
+    case = replace(dataset.cases[0], label=without_structures(dataset.cases[0].label, [1]))
+    assert not label_of(case)[0].any()
+
+
+def test_masks_need_the_names_of_predicted_values(root, tmp_path):
+    _write(tmp_path / "predictions" / "p1.nii.gz", _expected().astype(np.uint8))
+    with pytest.raises(
+        ValueError, match="nothing beside the predictions names their classes; add #roi=NAME;NAME"
+    ):
+        evaluate(tmp_path / "predictions", root / "{id}/masks/{class}.nii.gz")
 
 
 def test_evaluate_matches_masks_with_predictions_by_name(root, tmp_path):

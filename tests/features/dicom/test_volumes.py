@@ -278,7 +278,7 @@ BAD_SERIES = {
         r"2 slices at each position, such as .* no header separates them; expected one, or different",
     ),
     "values in the upper bits": (
-        lambda f: change_one(f, BitsStored=12, HighBit=15),
+        lambda f: change_one(f, BitsStored=12, HighBit=15),  # compressed values have no upper bits
         r"its 12 bits of each value end at bit 15, expected 11 \(HighBit\)",
     ),
     "no decoder": (

@@ -24,6 +24,8 @@ def test_the_divisor_is_the_stride_of_the_coarsest_convolution():
         torch.nn.Conv2d(1, 2, 2, 2), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Conv2d(2, 2, 1)
     )
     assert divisor_of(excitation, torch.randn(1, 1, 8, 8)) == (2, 2)
+    # Without padding it becomes smaller, but has no stride
+    assert divisor_of(torch.nn.Conv2d(1, 2, 3), torch.randn(1, 1, 8, 14)) == (1, 1)
     # It rounds 14 / 4 down, so that nothing is known about other sizes
     rounding = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 1), torch.nn.MaxPool2d(2), torch.nn.MaxPool2d(2), torch.nn.Conv2d(2, 2, 1)

@@ -87,6 +87,8 @@ def test_cells_of_a_case_name_truth_and_output():
     assert AGE.scores.case_cells(FOLDS[0]["a"]) == {"truth/age": 40.0, "output/age": 41.0}
     cells = CLASSES.scores.case_cells({"values": [1.0], "outputs": [0.1, 0.7, 0.2]})
     assert cells == {"truth/class": "b", "output/a": 0.1, "output/b": 0.7, "output/c": 0.2}
+    unknown = {"values": FINDINGS.label_values([1.0, float("nan")]), "outputs": [0.1, 0.7]}
+    assert FINDINGS.scores.case_cells(unknown)["truth/y"] is None
 
 
 def test_only_classes_and_labels_are_calibrated():

@@ -57,6 +57,24 @@ def test_masks_of_each_rater_have_a_value_of_their_own_for_the_only_class(tmp_pa
         np.testing.assert_array_equal(of_first, of_second)
 
 
+def test_labels_of_raters_may_be_a_mask_for_each_class(tmp_path):
+    """Of which `class_names` takes some, in another order than files have."""
+    label = label_array(0)
+    for case in ("a", "b"):
+        save(tmp_path / case / "image.nii.gz", label.astype(np.float32))
+        for rater in ("r1", "r2"):
+            for value, name in ((1, "zone"), (2, "gland"), (3, "bone")):
+                save(tmp_path / case / rater / f"{name}.nii.gz", (label == value).astype(np.uint8))
+    pattern = "{id}/r1/{class}.nii.gz"
+    names = ["background", "zone", "gland"]
+    dataset = folder("{id}/image.nii.gz", pattern, names, root=str(tmp_path))
+    further = pattern.replace("r1", "r2")
+    case = SoftTargets.with_soft_labels(dataset, [further], None, str(tmp_path)).cases[0]
+    _, grid = image_of(case)
+    for of_rater in rater_labels_on(case, grid):
+        np.testing.assert_array_equal(of_rater, np.where(label < 3, label, 0))
+
+
 def test_each_of_several_further_raters_counts(tmp_path):
     root = write_msd(tmp_path, 1)
     first = label_array(0)

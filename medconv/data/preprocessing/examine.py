@@ -218,7 +218,7 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
             if is_picture(mask) and is_picture(case.images[0]):
                 report.warnings += turn_doubts(case.images[0], mask)
             elif is_of_masks and not is_picture(mask):  # which are put together on the image's grid
-                mask_grid = Grid.of(*shape_and_affine(mask))
+                mask_grid = Grid.of(*shape_and_affine(mask)).with_spacing_mm(case.source_spacing_mm)
                 report.warnings += rounding_doubts(case.images[0], grid, mask, mask_grid)
     if structures_of(case.label):
         report.warnings += missing_slices(case.label, case.images[0], grid)

@@ -175,6 +175,8 @@ def test_a_mask_beside_its_image_by_a_part_of_a_voxel_is_doubted(root):
     dataset = _dataset(root)
     (warning,) = examine(dataset.cases[0], dataset).warnings
     assert "liver.nii.gz" in warning and "taken as one grid" in warning
+    stated = replace(dataset.cases[1], source_spacing_mm=(2.0, 2.0, 2.0))
+    assert not examine(stated, dataset).warnings
 
 
 def test_a_case_may_annotate_none_of_the_classes(root):

@@ -1,8 +1,7 @@
 """Gradients of convolution kernels in bf16 on CPUs with AMX, where oneDNN 3.12 leaves its tiles empty.
 
 It fills them along the last axis of one image, so that 5 slices take as long as 16, and the coarsest stages
-of a network as long as larger images. These ways are equal but for the order of sums, and up to five times as
-fast:
+of a network as long as larger images. These ways are equal but for the order of sums, and faster:
 - few voxels, many channels: one product of matrices for the whole batch;
 - a kernel of one voxel along a short last axis: a kernel of pictures, whose rows hold the last two axes,
   with gaps between its elements, which is the same memory;

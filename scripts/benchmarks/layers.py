@@ -7,7 +7,7 @@ badly, the gradient.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,10 +50,10 @@ def run(options: argparse.Namespace) -> list[Row]:
         if part == "kernel":
             for channels, kernel, size in KERNELS:
                 rows += _kernel_rows((options.batch, channels, *size), kernel, options.pairs)
-            continue
-        for channels, size in CLASSES if part == "loss" else STAGES:
-            shape = (options.batch, channels, *(options.scale * n for n in size))
-            rows += _rows(part, shape, options.pairs)
+        else:
+            for channels, size in CLASSES if part == "loss" else STAGES:
+                shape = (options.batch, channels, *(options.scale * n for n in size))
+                rows += _rows(part, shape, options.pairs)
     return rows
 
 
@@ -62,12 +62,9 @@ def _rows(part: str, shape: tuple[int, ...], pairs: int) -> list[Row]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     x = torch.randn(shape, device=device, dtype=torch.bfloat16)
     variants = {"norm": _norms, "depthwise": _depthwise, "loss": _losses}[part](x)
-    reference = next(iter(variants))
     unit = "classes" if part == "loss" else "channels"
-    case = f"{shape[1]} {unit} at {'x'.join(map(str, shape[2:]))}, batch {shape[0]}, bf16"
-    kind = {"benchmark": part, "case": case, "reference": reference}
-    timed = alternate(variants, reference, pairs, calls=10 if device.type == "cuda" else 1)
-    return [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
+    calls = 10 if device.type == "cuda" else 1
+    return _timed(part, f"{shape[1]} {unit}", shape, variants, pairs, calls)
 
 
 def _kernel_rows(shape: tuple[int, ...], kernel: tuple[int, ...], pairs: int) -> list[Row]:
@@ -85,10 +82,23 @@ def _kernel_rows(shape: tuple[int, ...], kernel: tuple[int, ...], pairs: int) ->
         "torch": lambda: library(*tensors, *settings),
         "ours": lambda: convolution_backward(library, *tensors, *settings),
     }
-    times = "x".join
-    case = f"{channels} channels, kernel {times(map(str, kernel))} at {times(map(str, size))}"
-    kind = {"benchmark": "kernel", "case": f"{case}, batch {shape[0]}, bf16", "reference": "torch"}
-    timed = alternate(variants, "torch", pairs)
+    layer = f"{channels} channels, kernel {'x'.join(map(str, kernel))}"
+    return _timed("kernel", layer, shape, variants, pairs)
+
+
+def _timed(
+    part: str,
+    layer: str,
+    shape: tuple[int, ...],
+    variants: Mapping[str, Callable[[], Any]],
+    pairs: int,
+    calls: int = 1,
+) -> list[Row]:
+    """A row for each variant, beside the first one. Args: calls: as of `alternate`."""
+    reference = next(iter(variants))
+    case = f"{layer} at {'x'.join(map(str, shape[2:]))}, batch {shape[0]}, bf16"
+    kind = {"benchmark": part, "case": case, "reference": reference}
+    timed = alternate(variants, reference, pairs, calls=calls)
     return [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
 
 

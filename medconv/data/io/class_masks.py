@@ -4,7 +4,6 @@ The path of such a label has `{class}` where its files have the name of a class,
 order of their label values (`formats.structures_of`): `p1/{class}.nii.gz#roi=liver;spleen`.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -66,13 +65,3 @@ def combined(path: Path, shape: Sequence[int], read: Callable[[Path], np.ndarray
 def names(path: Path) -> dict[int, str]:
     """The class of each label value."""
     return {value: name.split("|")[0] for value, name in enumerate(structures_of(path), 1) if name}
-
-
-def stamp(path: Path) -> list[int]:
-    """Total bytes of the files, and a checksum of their names and times.
-
-    Raises: ValueError: as `files`.
-    """
-    statuses = [(file.name, file.stat()) for _, file in files(path)]
-    times = [(name, status.st_mtime_ns) for name, status in statuses]
-    return [sum(status.st_size for _, status in statuses), zlib.crc32(repr(times).encode())]

@@ -83,22 +83,26 @@ def stamp(path: Path) -> list[int]:
 
     Raises:
         OSError: absent.
-        ValueError: a DICOM file whose series cannot be determined, or a header without its voxels.
+        ValueError: a DICOM file whose series cannot be determined, a header without its voxels, or as
+            `class_masks.files`.
     """
     if class_masks.is_of_masks(path):
-        return class_masks.stamp(path)
+        return _stamp_of([file for _, file in class_masks.files(path)])
     image_format = format_of(path)
     if image_format.stamp is not None:
         return image_format.stamp(path)
-    status = path.stat()
     # The other file of an image of two files, a header and its voxels; the same path of other images
     partner = path if image_format.voxel_file is None else image_format.voxel_file(path)
     if partner == path or not partner.exists():
+        status = path.stat()
         return [status.st_size, status.st_mtime_ns]
-    partner_status = partner.stat()
-    times = sorted([(path.name, status.st_mtime_ns), (partner.name, partner_status.st_mtime_ns)])
-    total_bytes = status.st_size + partner_status.st_size
-    return [total_bytes, zlib.crc32(repr(times).encode())]
+    return _stamp_of([path, partner])
+
+
+def _stamp_of(files: Sequence[Path]) -> list[int]:
+    statuses = [(file.name, file.stat()) for file in files]
+    times = sorted((name, status.st_mtime_ns) for name, status in statuses)
+    return [sum(status.st_size for _, status in statuses), zlib.crc32(repr(times).encode())]
 
 
 def in_folder(folder: Path, argument: str) -> dict[str, Path]:

@@ -115,7 +115,7 @@ def evaluate(
     path_column = str(manifest.get("path_column", PATH_COLUMN))  # of training
     truth = read_truth(labels, targets, label_columns, split, split_column, path_column, table.outputs)
     # beside label maps, not all of whose cases need have values
-    is_beside_maps = "of_image" in manifest.get("targets", {})
+    is_beside_maps = "of_image" in (manifest.get("targets") or {})
     cases = _common_cases(table, truth, labels, all_need_rows=split is None and not is_beside_maps)
     outputs, values = _arrays(table, truth, cases)
     result = {

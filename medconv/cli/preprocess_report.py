@@ -20,7 +20,7 @@ from medconv.utils.logging import size_text
 _MAX_COLUMNS = 8  # of classes
 
 
-def preprocess(configs: Sequence[RunConfig], *, checks_only: bool = False, verifies: bool = False) -> None:
+def preprocess(configs: Sequence[RunConfig], *, checks_only: bool, verifies: bool) -> None:
     """Prepare or check the dataset of each config, and print what is there.
 
     Args:

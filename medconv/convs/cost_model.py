@@ -84,7 +84,7 @@ _HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 _PREPARED_BYTES_PER_ELEMENT = 10.0
 
 
-def machine_of(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Machine:
+def machine_of(device: torch.device, dtype: torch.dtype) -> Machine:
     """The constants for a device.
 
     Args: dtype: that convolutions are computed in, see `computed_in`; a GPU's constants are those of bf16.
@@ -140,9 +140,7 @@ def convolution(
     )
 
 
-def weight_preparation(
-    elements: int, operations: float, machine: Machine = CPU_AMX, passes: int = 1
-) -> Launch:
+def weight_preparation(elements: int, operations: float, machine: Machine, passes: int = 1) -> Launch:
     """The cost of computing a dense kernel in fp32: it is written, read for the cast, and written again.
 
     Args:

@@ -30,7 +30,7 @@ class MaskedPrior(Prior):
     mask: Tensor
     channels: Tensor | None
 
-    def __init__(self, mask: Tensor, channels: Tensor | None = None) -> None:
+    def __init__(self, mask: Tensor, channels: Tensor | None) -> None:
         super().__init__()
         self.register_buffer("mask", mask)
         self.register_buffer("channels", channels)

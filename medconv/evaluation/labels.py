@@ -32,9 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def reference_files(
-    references: Path,
-    prediction_sets: Sequence[Collection[str]],
-    find: Callable[[Path, str], dict[str, Path]] = files_of,
+    references: Path, prediction_sets: Sequence[Collection[str]], find: Callable[[Path, str], dict[str, Path]]
 ) -> dict[str, Path]:
     """Case id to its reference.
 

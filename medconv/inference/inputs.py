@@ -59,7 +59,7 @@ def read_text_list(source: InputPath) -> list[ListedCase]:
     return entries
 
 
-def read_table(source: InputPath, answers: Sequence[str], path_column: str = PATH_COLUMN) -> list[ListedCase]:
+def read_table(source: InputPath, answers: Sequence[str], path_column: str) -> list[ListedCase]:
     """A row for each image, as `data=csv` reads them. Args: as of `find_cases`."""
     header, numbered_rows = read_rows(source.path)
     column = path_column_of(header, path_column)
@@ -169,7 +169,7 @@ def find_cases(
     return cases
 
 
-def check_source(source: Path, name: str = "source") -> None:
+def check_source(source: Path, name: str) -> None:
     """A quick check; `find_cases` looks at what is in it.
 
     Raises:

@@ -430,7 +430,7 @@ class LogitStream:
         *,
         planes_at_once: int | None,
         only_labels: bool,
-        progress: bool = False,
+        progress: bool,
     ) -> None:
         planes, *self._in_plane = content
         self._offset = planes.start

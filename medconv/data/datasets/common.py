@@ -138,7 +138,7 @@ def build_dataset(
     targets: SegmentationTargets | None,
     modalities: tuple[str, ...],
     path: Path,
-    errors: Mapping[str, str] | None = None,
+    errors: Mapping[str, str] | None,
     label_names: Mapping[str, Names] | None = None,
 ) -> Dataset:
     """A dataset with its cases sorted by id; label files that name their values are matched by name.

@@ -40,9 +40,7 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     return _files_of(pattern, argument)
 
 
-def labels_of(
-    pattern: str | Path, argument: str, class_names: Sequence[str] | None = None
-) -> dict[str, Path]:
+def labels_of(pattern: str | Path, argument: str, class_names: Sequence[str] | None) -> dict[str, Path]:
     """As `files_of`, of labels, which may be a mask for each class (`class_masks`): `{class}` is its name.
 
     Args:

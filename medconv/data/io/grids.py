@@ -145,7 +145,7 @@ def canonical_spacing(grid: Grid, reorient: bool = True) -> tuple[float, ...]:
     return tuple(float(mm) for mm in _in_canonical_order(grid.spacing_mm, grid, reorient))
 
 
-def canonical_shape(grid: Grid, reorient: bool = True) -> tuple[int, ...]:
+def canonical_shape(grid: Grid, reorient: bool) -> tuple[int, ...]:
     """In voxels, in the order of `canonical_spacing`."""
     return tuple(int(voxels) for voxels in _in_canonical_order(grid.shape, grid, reorient))
 

@@ -122,7 +122,7 @@ class GuardedDataset(Dataset[Any]):
         workers: their number.
     """
 
-    def __init__(self, dataset: Any, workers: int = 0) -> None:
+    def __init__(self, dataset: Any, workers: int) -> None:
         self.dataset = dataset
         # A row per worker: process id, then the arguments of `note`
         self._at_work = torch.full((workers, 4), -1).share_memory_()

@@ -120,7 +120,7 @@ def fill_store(
     dataset: Dataset,
     config: PreprocessingConfig,
     folder: Path,
-    workers: int | None = None,
+    workers: int | None,
     verify: bool = False,
     compresses: bool = False,
 ) -> Store:

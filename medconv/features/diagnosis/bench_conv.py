@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def configs_with(
-    conv: str, overrides: Sequence[str], packages: Sequence[str] = ()
+    conv: str, overrides: Sequence[str], packages: Sequence[str]
 ) -> list[tuple[list[str], RunConfig]]:
     """The configs of a convolution, each with its overrides; several for the overrides of a sweep.
 

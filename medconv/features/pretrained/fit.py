@@ -118,7 +118,7 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
     return mean.to(value.dtype).expand(*shape)
 
 
-def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any = None) -> int:
+def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any) -> int:
     """The spatial axis (0 to 2) that 2D kernels lack: the one for which most kernels fit, for all layers.
 
     Args:

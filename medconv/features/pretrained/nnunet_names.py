@@ -21,7 +21,7 @@ _MODULES_PER_CONV = 3  # in our blocks: convolution, norm, activation
 Axes = Sequence[int]
 
 
-def by_our_names(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dict[str, Tensor]:
+def by_our_names(tensors: Mapping[str, Tensor], axes: Axes | None) -> dict[str, Tensor]:
     """A file's tensors; those of a network of nnU-Net or nnssl, under whatever prefix, as `unet_weights`."""
     prefix = _network_prefix(tensors)
     if prefix is None:
@@ -32,7 +32,7 @@ def by_our_names(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dic
     return {**weights, **{name: state[name] for name in unknown}}
 
 
-def with_our_axes(tensors: Mapping[str, Tensor], axes: Axes | None = None) -> dict[str, Tensor]:
+def with_our_axes(tensors: Mapping[str, Tensor], axes: Axes | None) -> dict[str, Tensor]:
     """The tensors of nnU-Net's network by its own names. Args: axes: as of `unet_weights`."""
     turned = {}
     for name, value in tensors.items():

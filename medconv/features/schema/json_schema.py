@@ -74,7 +74,7 @@ def _bounds(limits: Limits) -> dict[str, float]:
     return {keyword: bound for keyword, bound in bounds.items() if bound is not None and bound != math.inf}
 
 
-def to_json_schema(kind: Any, limits: Mapping[str, Any], choices: tuple[Any, ...] = ()) -> dict[str, Any]:
+def to_json_schema(kind: Any, limits: Mapping[str, Any], choices: tuple[Any, ...]) -> dict[str, Any]:
     """A type as JSON schema.
 
     Args:

@@ -58,6 +58,7 @@ from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import (
     check_devices,
     expand_segments,
+    keep_freed_memory,
     resolve_precision,
     set_matmul_precision,
     uses_gpu,
@@ -148,8 +149,11 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     if config.trainer.deterministic:
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if uses_gpu(config.trainer.accelerator) and may_grow(config) and not config.perf.cuda_graphs:
-        expand_segments()  # before anything is measured on the GPU; graphs have memory of their own
+    # Before anything is measured
+    if not uses_gpu(config.trainer.accelerator):
+        keep_freed_memory()
+    elif may_grow(config) and not config.perf.cuda_graphs:  # graphs have memory of their own
+        expand_segments()
     config = checked_config(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
     if config.init.pretrained is not None:

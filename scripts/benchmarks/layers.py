@@ -1,7 +1,7 @@
 """Norms, depthwise convolutions and the loss against the library's own: forward and backward.
 
 Layers over the stages of a U-Net, the loss over numbers of classes. Of kernels that a CPU with AMX computes
-badly, the gradient.
+badly, the gradient; of transposed convolutions, all gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from medconv.models.layers.fast_norm import ChannelsLastBatchNorm3d, instance_no
 from medconv.performance.kernel_gradients import convolution_backward
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
-PARTS = ("norm", "depthwise", "loss", "kernel")
+PARTS = ("norm", "depthwise", "loss", "kernel", "upsampling")
 STAGES = [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))]
 CLASSES = [(3, (40, 56, 40)), (20, (64, 64, 64)), (105, (64, 64, 64))]
 # Channels, kernel and size of layers: the stages of hearts in thick slices, and the coarsest of pictures
@@ -33,6 +33,12 @@ KERNELS = [
     (96, (3, 3, 3), (28, 32, 10)),
     (192, (3, 3, 3), (8, 8, 5)),
     (256, (3, 3), (8, 8)),
+]
+# Channels in and out, kernel and stride, and size before: the finest of left atria, hearts and pictures
+UPSAMPLING = [
+    (32, 16, (2, 2, 2), (48, 32, 20)),
+    (48, 24, (2, 2, 1), (56, 64, 10)),
+    (48, 24, (2, 2), (128, 128)),
 ]
 _LAST = torch.channels_last_3d
 
@@ -50,6 +56,11 @@ def run(options: argparse.Namespace) -> list[Row]:
         if part == "kernel":
             for channels, kernel, size in KERNELS:
                 rows += _kernel_rows((options.batch, channels, *size), kernel, options.pairs)
+        elif part == "upsampling":
+            for channels, out_channels, kernel, size in UPSAMPLING:
+                rows += _upsampling_rows(
+                    (options.batch, channels, *size), out_channels, kernel, options.pairs
+                )
         else:
             for channels, size in CLASSES if part == "loss" else STAGES:
                 shape = (options.batch, channels, *(options.scale * n for n in size))
@@ -70,20 +81,48 @@ def _rows(part: str, shape: tuple[int, ...], pairs: int) -> list[Row]:
 def _kernel_rows(shape: tuple[int, ...], kernel: tuple[int, ...], pairs: int) -> list[Row]:
     """Args: shape: (batch, channels, *spatial)."""
     _, channels, *size = shape
-    layout = CHANNELS_LAST[len(shape)]
-    grad, x = torch.randn(2, *shape, dtype=torch.bfloat16).unbind()
-    weight = torch.randn(channels, channels, *kernel, dtype=torch.bfloat16)
-    tensors = [each.contiguous(memory_format=layout) for each in (grad, x, weight)]
     ones, zeros = [1] * len(size), [0] * len(size)
     padding = [edge // 2 for edge in kernel]
     settings = (None, ones, padding, ones, False, zeros, 1, [False, True, False])
+    layer = f"{channels} channels, kernel {'x'.join(map(str, kernel))}"
+    return _gradient_rows("kernel", layer, shape, shape, (channels, channels, *kernel), settings, pairs)
+
+
+def _upsampling_rows(
+    shape: tuple[int, ...], out_channels: int, kernel: tuple[int, ...], pairs: int
+) -> list[Row]:
+    """Args: shape: (batch, channels, *spatial)."""
+    batch, channels, *size = shape
+    ones, zeros = [1] * len(size), [0] * len(size)
+    settings = ([out_channels], list(kernel), zeros, ones, True, zeros, 1, [True, True, True])
+    output = (batch, out_channels, *(n * factor for n, factor in zip(size, kernel, strict=True)))
+    layer = f"{channels} to {out_channels} channels, stride {'x'.join(map(str, kernel))}"
+    return _gradient_rows(
+        "upsampling", layer, shape, output, (channels, out_channels, *kernel), settings, pairs
+    )
+
+
+def _gradient_rows(
+    part: str,
+    layer: str,
+    shape: tuple[int, ...],
+    output: tuple[int, ...],
+    weight: tuple[int, ...],
+    settings: tuple[Any, ...],
+    pairs: int,
+) -> list[Row]:
+    """Args: shape, output, weight: shapes of tensors; settings: as of `convolution_backward`."""
+    layout = CHANNELS_LAST[len(shape)]
+    tensors = [
+        torch.randn(each, dtype=torch.bfloat16).contiguous(memory_format=layout)
+        for each in (output, shape, weight)
+    ]
     library = torch.ops.aten.convolution_backward
     variants = {
         "torch": lambda: library(*tensors, *settings),
         "ours": lambda: convolution_backward(library, *tensors, *settings),
     }
-    layer = f"{channels} channels, kernel {'x'.join(map(str, kernel))}"
-    return _timed("kernel", layer, shape, variants, pairs)
+    return _timed(part, layer, shape, variants, pairs)
 
 
 def _timed(

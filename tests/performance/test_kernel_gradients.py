@@ -75,6 +75,37 @@ def test_other_convolutions_are_left_to_torch(monkeypatch):
     F.conv2d(x, grouped, padding=padding, groups=64).sum().backward()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_slice", [False, True])
+@pytest.mark.parametrize("size", [(8, 6), (8, 6, 5)])
+def test_a_bias_of_a_transposed_convolution_is_a_sum(size, is_slice, dtype):
+    asked = []
+
+    def library(*arguments):
+        asked.append(arguments[-1])
+        return torch.ops.aten.convolution_backward(*arguments)
+
+    layout = CHANNELS_LAST[2 + len(size)]
+    twos, ones, zeros = [2] * len(size), [1] * len(size), [0] * len(size)
+    grad = torch.randn(3, 6, *(2 * n for n in size))
+    layer = [grad, torch.randn(3, 4, *size), torch.randn(4, 6, *twos)]
+    layer = [each.to(dtype, memory_format=layout) for each in layer]
+    if is_slice:  # of the gradient of what a skip connection was joined to
+        layer[0] = torch.cat([layer[0], layer[0]], 1)[:, 6:]
+    settings = [[6], twos, zeros, ones, True, zeros, 1]
+    own = kernel_gradients.convolution_backward(library, *layer, *settings, [True, True, True])
+    assert asked == [[True, True, False]]
+    expected = torch.ops.aten.convolution_backward(
+        *(each.double() for each in layer), *settings, [True, True, True]
+    )
+    for each, right in zip(own, expected, strict=True):
+        assert each.dtype == dtype
+        assert (each - right).norm() < (0.01 if dtype == torch.bfloat16 else 1e-5) * right.norm()
+    contiguous = [each.contiguous() for each in layer]
+    kernel_gradients.convolution_backward(library, *contiguous, *settings, [True, True, True])
+    assert asked[1:] == [[True, True, True]]  # there the library is as fast
+
+
 def _gradients(dtype, image, kernel, padding, dilation):
     """Of image, weight and bias."""
     torch.manual_seed(0)

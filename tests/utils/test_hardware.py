@@ -251,6 +251,21 @@ print(freed, kept, kept_mb, resident_mb() - before)
     return dict(zip(names, map(int, done.stdout.split()), strict=True))
 
 
+def test_an_older_glibc_keeps_less_memory(monkeypatch) -> None:
+    limits = {}
+
+    def mallopt(parameter: int, size: int) -> int:
+        """Of an older glibc: no threshold beyond 32 MiB."""
+        if parameter == -3 and size > 2**25:
+            return 0
+        limits[parameter] = size
+        return 1
+
+    monkeypatch.setattr(hardware, "_glibc", {"mallopt": mallopt}.get)
+    hardware.keep_freed_memory()
+    assert limits == {-3: 2**25, -1: 2**29}
+
+
 def test_freed_memory_is_used_again(memory: dict[str, int]) -> None:
     assert memory["faults_if_kept"] < 0.5 * memory["faults_if_freed"]
 

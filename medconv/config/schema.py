@@ -554,6 +554,7 @@ class Derived:
         memory_gb, size: that the run was planned for.
         batch_dice: whether one Dice over all samples of a batch suits them: not pictures of several kinds.
         stem: as `planning.topology.stem_for`.
+        modalities: names of the channels; None: of earlier versions.
     """
 
     num_channels: int = MISSING
@@ -582,6 +583,7 @@ class Derived:
     num_train_cases: int = MISSING
     batch_dice: bool = True  # of earlier runs, too
     stem: Node = MISSING
+    modalities: list[str] | None = None
 
 
 @dataclass(frozen=True)

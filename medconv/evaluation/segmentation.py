@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from medconv.evaluation.case_measurement import (
 )
 from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import CaseRow, LabelMapEvaluation, columns_of
-from medconv.metrics.segmentation import MetricSelection
+from medconv.metrics.segmentation import VOLUMES, MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
 
 
@@ -98,6 +99,9 @@ def evaluate(
     if targets is None:
         targets = labels.numbered({value for rows in rows_of_sets for row in rows for value in row["dice"]})
         labels.check_tolerances(settings.tolerances, targets.names)
+        for row in chain.from_iterable(rows_of_sets):
+            for column in VOLUMES:  # of a class that neither image has
+                row[column] = {name: row[column].get(name, 0.0) for name in targets.names}
     _drop_not_annotated(rows_of_sets, reference_set, targets, settings)
     # The second set may lack a case.
     all_sets = (reference_set, *prediction_sets)

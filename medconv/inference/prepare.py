@@ -250,7 +250,9 @@ def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
         if model.takes_missing:
             advice = "; name channels CASE_0000, CASE_0001, ..., or list a missing one as null in a .json"
         elif num_channels > len(model.modalities) and len(image.case.images) == 1:
-            advice = "; the fourth axis of a volume has channels, not times"
+            is_picture = image.grid.shape[2] == 1
+            axis = "; the fourth axis of a volume has channels, not times"
+            advice = "; save a colour picture in grey" if is_picture else axis
         raise ValueError(f"{image.name}: the network was trained on {expected}, found {num_channels}{advice}")
     shape = image.grid.shape
     # A 2D image is a volume of one slice.

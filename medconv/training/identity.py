@@ -32,7 +32,8 @@ FREE = (
     "trainer.num_sanity_val_steps",
     "tags",
     "test",
-    # These four follow from other keys
+    # These five follow from other keys
+    "derived.modalities",
     "derived.monitor",
     "derived.stem",
     "derived.num_train_cases",
@@ -118,11 +119,33 @@ def warn_of_other_data(checkpoint: Path, current: DataIdentity) -> None:
     lines = data_differences(earlier, current)
     if lines:
         log.warning("run.resume=%s: its run had other data: %s", checkpoint, "; ".join(lines))
+    _warn_of_leaks(f"run.resume={checkpoint}", earlier, current)
+
+
+def warn_of_seen_cases(weights: Path, current: DataIdentity, same_root: bool) -> None:
+    """Say which cases that are validated now pretrained weights were trained on, if a run has them.
+
+    Args:
+        same_root: whether its data are in the same folder, so that a case is the one of the same name; else
+            only one of the same content is.
+    """
+    earlier = read_data_identity(weights.parent.parent)
+    if earlier is None:
+        return
+    if not same_root:
+        equal = {
+            case: digest for case, digest in earlier["train"].items() if digest == current["val"].get(case)
+        }
+        earlier = {**earlier, "train": equal}
+    _warn_of_leaks(f"init.pretrained={weights}", earlier, current)
+
+
+def _warn_of_leaks(source: str, earlier: DataIdentity, current: DataIdentity) -> None:
     leaked = leaks(earlier, current)
     if leaked:
         log.warning(
-            "run.resume=%s: trained on cases that are validated now, so their scores are too high: %s",
-            checkpoint,
+            "%s: trained on cases that are validated now, so their scores are too high: %s",
+            source,
             some(leaked),
         )
 

@@ -304,4 +304,5 @@ def derived_values(
         num_train_cases=len(train),
         batch_dice=not several_kinds,
         stem=stem_for(planned["patch_size"]),
+        modalities=list(dataset.modalities),
     )

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -129,6 +129,8 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     if folder.resume not in ("auto", "never"):
         _check_checkpoint(folder.resume, run)
         identity.warn_of_other_data(Path(folder.resume), prepared.identity)
+    if load_weights:
+        _warn_of_seen_cases(config, prepared)
     if not finished:
         _fit(run)
     if resolved.test:
@@ -421,6 +423,16 @@ def pretrained_weights(
             )
         return None
     return partial(weight_source(config.init.pretrained).load, config=config, derived=derived)
+
+
+def _warn_of_seen_cases(config: RunConfig, prepared: PreparedData) -> None:
+    """Where the pretrained weights are a checkpoint in the folder of a run of other training cases."""
+    weights = Path(str(config.init.pretrained)).resolve()
+    same_root = False
+    with suppress(ConfigError, KeyError):  # no run's folder, or of an earlier version
+        root = RunDir(weights.parent.parent, "never").earlier_config()["data"]["root"]
+        same_root = root is not None and root == config.data.root
+    identity.warn_of_seen_cases(weights, prepared.identity, same_root)
 
 
 def check_has_test_cases(prepared: PreparedData) -> None:

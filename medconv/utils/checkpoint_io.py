@@ -4,7 +4,7 @@ import logging
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -180,3 +180,17 @@ def output_names(derived: Mapping[str, Any]) -> list[str]:
     of_image = targets.get("of_image")  # of a network with both
     further = list(of_image.get("names") or []) if isinstance(of_image, Mapping) else []
     return [*(targets.get("names") or []), *further]
+
+
+def channel_order(metadata: Mapping[str, Any], modalities: Sequence[str] | None) -> list[int] | None:
+    """Which channel of a trained network each of these is; None: the same order, or other channels.
+
+    Args:
+        metadata: of a checkpoint of ours.
+        modalities: names of the channels now.
+    """
+    saved = [str(name).casefold() for name in metadata.get("modalities") or ()]
+    current = [name.casefold() for name in modalities or ()]
+    if saved == current or sorted(saved) != sorted(current) or len({*current}) < len(current):
+        return None
+    return [saved.index(name) for name in current]

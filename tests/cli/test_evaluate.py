@@ -186,3 +186,22 @@ def test_the_command_evaluates_tables(tmp_path, monkeypatch, capsys):
     assert "--split is for classification and regression, whose" in capsys.readouterr().err
     assert call("--predictions", tmp_path) == 1
     assert "--references is needed" in capsys.readouterr().err
+
+
+def test_the_split_may_stand_in_another_column(tmp_path, monkeypatch):
+    predictions, labels, *_ = write_tables(tmp_path)
+    text = labels.read_text().replace("path,label,split", "path,label,part")
+    labels.write_text(text.replace("testing", "val", 2))
+    output = tmp_path / "scores.json"
+    words = ("--predictions", predictions, "--labels", labels, "--output", output)
+    assert tiny.call(monkeypatch, "evaluate", *words, "--split", "val", "--split-column", "part") == 0
+    assert [row["case"] for row in json.loads(output.read_text())["cases"]] == ["c4", "c5"]
+
+
+def test_the_labels_may_stand_in_another_column(tmp_path, monkeypatch):
+    predictions, labels, *_ = write_tables(tmp_path)
+    labels.write_text(labels.read_text().replace("path,label,split", "path,diagnosis,split"))
+    output = tmp_path / "scores.json"
+    words = ("--predictions", predictions, "--labels", labels, "--output", output)
+    assert tiny.call(monkeypatch, "evaluate", *words, "--label-columns", "diagnosis") == 0
+    assert len(json.loads(output.read_text())["cases"]) == 12

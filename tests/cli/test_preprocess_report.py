@@ -212,3 +212,15 @@ def preprocess_texts(arguments, tmp_path, monkeypatch, capsys):
     tiny.call(monkeypatch, "preprocess", *arguments)
     shown = capsys.readouterr()
     return " ".join((shown.out + shown.err).split())
+
+
+def test_the_share_of_a_class_is_its_median_over_the_cases_that_have_it():
+    names = tuple(f"class_{number}" for number in range(10))
+    dataset = Dataset("many", tuple(Case(name, ()) for name in "abcd"), names, ("CT",))
+    grid = Grid.of((10, 10, 1), np.eye(4))
+    reports = [
+        CaseReport(name, grid=grid, class_voxels=(100 - voxels, voxels, *[0] * 8))
+        for name, voxels in zip("abcd", (0, 1, 2, 60), strict=True)
+    ]
+    classes = table(dataset, reports).split("\n\n")[1].splitlines()
+    assert classes[1].split() == ["class_1", "3", "2.00", "%"]

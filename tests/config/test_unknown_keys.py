@@ -218,3 +218,13 @@ def test_a_word_is_no_key_or_option_of_ours():
 def test_an_error_names_what_does_the_same(error, expected):
     assert str(error).startswith(expected)
     assert same_here("data.root") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["path_column", "label_columns", "split_column", "group_column", "target_type"]
+)
+def test_a_key_of_tables_is_refused_where_the_layout_reads_none(name):
+    with pytest.raises(
+        ConfigError, match=rf"data\.{name}=patient: .*msd, which reads this dataset, takes no such key"
+    ):
+        compose.compose(["data=msd", "data.root=/data/set", f"+data.{name}=patient"])

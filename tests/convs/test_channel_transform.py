@@ -256,3 +256,11 @@ def test_two_launches_compute_no_gradient_of_the_fixed_bank():
     # with a bias in the second one, oneDNN would compute the bank's gradient, too
     assert backward.calls == [(3, 3, [True, False, False]), (1, 1, [True, True, False])]
     assert layer.bias.grad.tolist() == [16.0, 16.0, 16.0]
+
+
+def test_the_sigma_of_the_bank_grows_with_the_voxels_of_a_layer():
+    def bank(**arguments):
+        return transform(nn.Conv2d(4, 6, 5), bank="jet", **arguments).parametrizations.weight[0].bank
+
+    torch.testing.assert_close(bank(sigma_mm=0.7, scale=2.0), bank(sigma_mm=1.4))
+    assert not torch.equal(bank(sigma_mm=0.7, scale=2.0), bank(sigma_mm=0.7))

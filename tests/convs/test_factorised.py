@@ -104,3 +104,11 @@ def test_separable_keeps_the_best_filter_of_every_input():
 def test_errors_name_the_argument_and_its_value(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("ratio", "channels"), [(0.25, (2, 4)), (0.1, (1, 2))])
+def test_the_channels_between_are_the_nearest_to_their_share(ratio, channels):
+    """Of 6 and 16; at least one."""
+    first, spatial, last = bottleneck(nn.Conv2d(6, 16, 3, padding=1), ratio=ratio)
+    assert (first.out_channels, spatial.out_channels) == channels
+    assert (spatial.in_channels, last.in_channels) == channels

@@ -59,6 +59,14 @@ def test_an_absent_class_is_none_and_null(tmp_path):
     assert json.loads(text)["per_class"]["three"]["dice"] is None
 
 
+def test_a_class_that_a_case_lacks_has_no_volume_with_or_without_names(tmp_path):
+    predicted, true_labels = {"a": label_of(4), "b": label_of(4, 2)}, {"a": label_of(4), "b": label_of(4, 2)}
+    predictions, references = folders(tmp_path, predicted, true_labels)
+    first, second = segmentation.evaluate(predictions, references).result["cases"]
+    assert second["volume_ml"]["2"] > 0
+    assert first["volume_ml"]["2"] == first["reference_volume_ml"]["2"] == 0
+
+
 def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path):
     labels = {"a": label_of(3, 3)}
     predictions, references = folders(tmp_path, labels, labels)

@@ -44,6 +44,21 @@ def test_cases_that_another_run_trained_on_are_named_where_they_are_validated():
     assert identity.leaks(earlier, earlier) == []
 
 
+@pytest.mark.parametrize(
+    ("same_root", "digest", "is_named"), [(True, 2, True), (False, 1, True), (False, 2, False)]
+)
+def test_pretrained_weights_that_saw_a_case_are_named(same_root, digest, is_named, tmp_path, caplog):
+    """A case of another dataset may have the same name."""
+    (tmp_path / identity.CASES_FILE).write_text('{"train": {"a": 1, "b": 5}, "val": {"c": 1}}')
+    weights = tmp_path / "checkpoints" / "best.ckpt"
+    current = {"train": {"b": 5, "c": 1}, "val": {"a": digest}}
+    identity.warn_of_seen_cases(weights, current, same_root)
+    expected = f"init.pretrained={weights}: trained on cases that are validated now"
+    assert (expected in caplog.text) == is_named
+    identity.warn_of_seen_cases(tmp_path / "other" / "checkpoints" / "best.ckpt", current, same_root)
+    assert len(caplog.records) == is_named
+
+
 def test_only_the_first_cases_are_named():
     many = {f"case_{number}": number for number in range(9)}
     (line,) = identity.data_differences({"train": many, "val": {}}, {"train": {}, "val": {}})

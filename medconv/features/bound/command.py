@@ -68,7 +68,7 @@ def run_command(options: argparse.Namespace) -> int:
     bounds.write(rows, options.predictions, options.limit)
     cases = {row.case for row in rows if row.lower is not None}
     text = f"{path}: lower bounds of {len(cases)} cases"
-    print(shown(f"{text}, which hold in {options.share:.0%} of such cases" if cases else text))
+    print(shown(f"{text}, which hold in {100 * options.share:.4g}% of such cases" if cases else text))
     without = sorted({row.name for row in rows if row.estimate is not None and row.lower is None})
     if without:
         # the smallest n for which n / (n + 1) reaches the share

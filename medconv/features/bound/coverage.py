@@ -73,6 +73,6 @@ def figure(result: Mapping[str, Any]) -> tuple[str, bytes, str]:
         axes.scatter(true, lower, s=9, alpha=0.7, linewidths=0, c=colours)
         return true, lower
 
-    wrong = 1 - result[KEY]["wanted"]
-    note = f"a dot is a case; above the dotted line, in red, the bound did not hold: {wrong:.0%} may do so"
+    wrong = 100 * (1 - result[KEY]["wanted"])
+    note = f"a dot is a case; above the dotted line, in red, the bound did not hold: {wrong:.3g}% may do so"
     return "Lower bounds of Dice", chart_of_classes(list(pairs_of), "lower bound", draw), note

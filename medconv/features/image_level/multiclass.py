@@ -199,6 +199,20 @@ class OrdinalTargets(MulticlassTargets):
     )
     name_word: ClassVar[str] = "grade"
 
+    @classmethod
+    def from_columns(
+        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
+    ) -> Self:
+        found = super().from_columns(columns, labels, names)
+        words = [] if names else [name for name in found.names if finite_number(name) is None]
+        if words:
+            raise ArgumentError(
+                "class_names",
+                f" is needed: column {columns[0]!r} holds grades that are words, such as {words[0]!r}, whose "
+                "order is not known; list them from the lowest to the highest",
+            )
+        return found
+
     @property
     def num_outputs(self) -> int:
         return len(self.names) - 1

@@ -16,6 +16,7 @@ Labels = Sequence[Sequence[str]]  # for each column, the text of each row; empty
 
 _MAX_CLASSES = 20  # more different whole numbers may be classes or numbers
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_SEPARATORS = re.compile("[|;]")
 
 
 def targets_of_columns(
@@ -57,12 +58,25 @@ def targets_of_columns(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     are_from_cells = isinstance(of_columns, MulticlassTargets) and not class_names
-    problem = spelling_error(of_columns.names) if are_from_cells else None
+    problem = None
+    if are_from_cells:
+        problem = spelling_error(of_columns.names) or _joined_names(of_columns.names)
     if problem:
         raise ValueError(
             f"{path}: column {columns[0]!r} holds {problem}; correct the table, or list all in class_names"
         )
     return of_columns
+
+
+def _joined_names(names: Sequence[str]) -> str | None:
+    """What is wrong with the labels of a column: some list several of the others, such as `a|b`."""
+    for name in names:
+        parts = [part.strip() for part in _SEPARATORS.split(name)]
+        if len(parts) > 1 and not {*names}.isdisjoint(parts):
+            return (
+                f"several labels in one cell, such as {name!r}; expected a column of 0 and 1 for each label"
+            )
+    return None
 
 
 def _check_decimals(columns: Sequence[str], labels: Labels, path: Path) -> None:

@@ -2,6 +2,7 @@
 labels.
 """
 
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from medconv.inference.output import MANIFEST
 from medconv.targets import Targets
 from medconv.utils.logging import some
 
+log = logging.getLogger(__name__)
 Row = tuple[int, dict[str, str]]  # number in the file, and column to text
 _BINARY_CELLS = {"0", "1", "0.0", "1.0", "true", "false", "-1", "-1.0"}
 
@@ -92,6 +94,7 @@ def read_predictions(path: Path, argument: str, like: ImageLevelTargets | None =
     are_probabilities = meaning is not None and not meaning.unbounded
     parser = RegressionTargets(names)  # takes any finite number
     outputs: dict[str, np.ndarray] = {}
+    others = []  # cases whose class is not the most probable one
     for number, row in rows:
         case = row["case"]
         position = f"{argument} {path}, row {number}"
@@ -100,6 +103,16 @@ def read_predictions(path: Path, argument: str, like: ImageLevelTargets | None =
         outputs[case] = np.array(_parsed(parser, row, columns, position))
         if are_probabilities and not _are_probabilities(outputs[case]):
             raise ValueError(f"{position}: expected probabilities, from 0 to 1")
+        stated = row.get("predicted")
+        if isinstance(meaning, MulticlassTargets) and stated in names:
+            is_largest = np.isclose(outputs[case][names.index(stated)], outputs[case].max(), atol=1e-4)
+            others += [] if is_largest else [case]
+    if others:
+        log.warning(
+            "%s %s: the class in column 'predicted' is not the most probable one in %d of %d rows; the "
+            "scores are those of the most probable class: %s",
+            *(argument, path, len(others), len(rows), some(others)),
+        )
     return PredictionTable(path, targets, names, outputs)
 
 

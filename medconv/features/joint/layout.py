@@ -17,6 +17,7 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
+_DEFAULT_MODALITY = "MRI"
 log = logging.getLogger(__name__)
 
 
@@ -29,7 +30,7 @@ def joint(
     target_type: str | None = None,
     value_names: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
-    modality: str = "MRI",
+    modality: str = _DEFAULT_MODALITY,
 ) -> Dataset:
     """Label maps, and the values of their images. A case without a row has no value.
 
@@ -48,6 +49,14 @@ def joint(
         dataset = folder(images or "", labels or "", class_names, modality, root)
     else:
         dataset = auto(root or "")
+        if class_names:
+            raise ArgumentError(
+                "class_names", f"={list(class_names)}: has no effect, as {root} names its classes itself"
+            )
+        if modality != _DEFAULT_MODALITY:
+            raise ArgumentError(
+                "modality", f"={modality}: has no effect, as {root} names its channels itself"
+            )
     if type(dataset.targets) is not LabelMapTargets:
         raise ArgumentError("root", f"={root}: has {dataset.targets.kind}, expected label maps of classes")
     columns = [label_columns] if isinstance(label_columns, str) else list(label_columns or ["label"])

@@ -63,9 +63,7 @@ def case_picture(
         channels, grid = read_image([image])
     except ValueError:
         return None
-    distances = np.linalg.norm(prediction - reference, axis=1)
-    # a point that one of both lacks is the worst
-    worst = int(np.where(np.isnan(distances), np.inf, distances).argmax())
+    worst = worst_point(reference, prediction)
     ends = np.stack([prediction[worst], reference[worst]])
     focus = _dots(ends[np.isfinite(ends).all(1)][:1], grid)
     maps = np.stack([channels[0], _dots(reference, grid), _dots(prediction, grid), focus])
@@ -83,6 +81,18 @@ def case_picture(
             names=dict(enumerate(names, start=1)),
         )
     )
+
+
+def worst_point(reference: np.ndarray, prediction: np.ndarray) -> int:
+    """The point that is farthest from its reference; one that only one of both has is farther.
+
+    Shape: (names, 3) mm, NaN where absent.
+    """
+    distances = np.linalg.norm(prediction - reference, axis=1)
+    absent = np.isnan(prediction).any(1), np.isnan(reference).any(1)
+    distances[absent[0] != absent[1]] = np.inf
+    distances[absent[0] & absent[1]] = -1
+    return int(distances.argmax())
 
 
 def _dots(positions: np.ndarray, grid: Grid) -> np.ndarray:

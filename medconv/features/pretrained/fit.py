@@ -118,6 +118,15 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
     return mean.to(value.dtype).expand(*shape)
 
 
+def reordered(value: Tensor, order: Sequence[int]) -> Tensor | None:
+    """A kernel of an input layer with its channels in another order; None: it has another number of them.
+
+    Args:
+        order: which of its channels each of the image's is.
+    """
+    return value.index_select(1, torch.tensor(order)) if value.shape[1] == len(order) else None
+
+
 def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any) -> int:
     """The spatial axis (0 to 2) that 2D kernels lack: the one for which most kernels fit, for all layers.
 
@@ -208,6 +217,7 @@ class Fit:
     Args:
         axis: the spatial axis that 2D kernels of the file lack.
         has_other_classes: the file's network predicts something else than this one.
+        channel_order: as of `checkpoint_io.channel_order`.
     """
 
     network: nn.Module
@@ -216,6 +226,7 @@ class Fit:
     inflate_2d: str | None
     axis: int
     has_other_classes: bool
+    channel_order: Sequence[int] | None = None
 
     def __call__(self, name: str, pair: Pair) -> tuple[Tensor | None, str]:
         """What to load and how it was changed, or None and the reason."""
@@ -229,6 +240,12 @@ class Fit:
         if inflated is not None:
             value = inflated
             changes.append(f"2D to 3D by {self.inflate_2d}, axis {self.axis}")
+        if self.channel_order and value.ndim > 2 and within(name, self.layers.image):
+            in_order = reordered(value, self.channel_order)
+            if in_order is None:
+                return None, "its channels are in another order"
+            value = in_order
+            changes.append("channels by name")
         if value.shape != shape and within(name, self.layers.image):
             adapted = to_channels(value, shape, self.num_channels)
             if adapted is not None:

@@ -26,7 +26,7 @@ from medconv.features.pretrained.fit import (
 from medconv.features.pretrained.match import COUNTER, Match, matched
 from medconv.features.pretrained.nnunet_names import by_our_names, has_nnunet_names, with_our_axes
 from medconv.features.pretrained.rescale import kernel_sizes, rescale
-from medconv.utils.checkpoint_io import output_names
+from medconv.utils.checkpoint_io import channel_order, output_names
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
@@ -162,6 +162,7 @@ def load(
         inflate_2d=inflate_2d,
         axis=_new_axis(pairs, saved),
         has_other_classes=_has_other_classes(saved, origin, derived),
+        channel_order=channel_order(metadata, derived.modalities),
     )
     report = Report()
     values = _fitted(fit, pairs, tensors, report)

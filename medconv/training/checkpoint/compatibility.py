@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from medconv.config import Derived, InitConfig, RunConfig
-from medconv.utils.checkpoint_io import output_names
+from medconv.utils.checkpoint_io import channel_order, output_names
 
 
 def check_same_task(content: Mapping[str, Any], derived: Derived, setting: str) -> None:
@@ -30,6 +30,10 @@ def check_same_task(content: Mapping[str, Any], derived: Derived, setting: str) 
             f"{setting}: a checkpoint of another task: it is for {_describe(trained)}, this run for "
             f"{_describe(current)}"
         )
+    if channel_order(content["medconv"], derived.modalities):
+        saved = ", ".join(content["medconv"]["modalities"])
+        own = ", ".join(derived.modalities or ())
+        raise ValueError(f"{setting}: its channels are {saved}, here in another order: {own}")
 
 
 def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:

@@ -148,3 +148,17 @@ def test_the_manifest_of_the_predictions_has_the_bounds(tmp_path):
     bounds.write(rows, tmp_path, 0.8)
     added = {"share": 0.9, "cases": {"a": {"1": 0.85}, "b": {"1": 0.6}}, "limit": 0.8, "look_at": ["b"]}
     assert output.read_manifest(tmp_path) == {**manifest, "lower_bounds": added}
+
+
+def test_a_calibration_of_another_method_is_refused(tmp_path):
+    """The soft Dice of one network is no agreement of several."""
+    estimates(tmp_path, {"new": 0.9})
+    calibration = tmp_path / "metrics.json"
+    measured = {"method": "soft_dice_confidence", "cases": {"a": {"1": 0.8}}, "per_class": {"1": {}}}
+    content = {"quality": measured, "cases": [{"case": "a", "dice": {"1": 0.7}}]}
+    calibration.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="its estimates are soft_dice_confidence, those of .* pairwise_dice"):
+        bounds.bounds(tmp_path, calibration, 0.5)
+    calibration.write_text(json.dumps({**content, "quality": {**measured, "method": "pairwise_dice"}}))
+    (row,) = bounds.bounds(tmp_path, calibration, 0.5)
+    assert row.lower == pytest.approx(0.8)

@@ -232,3 +232,10 @@ def test_other_files_and_other_patients_are_refused(tmp_path):
         ValueError, match="#roi=a takes structures of an RTSTRUCT file, a label; expected an image"
     ):
         read_label(find_cases(Path(f"{scan}#roi=a"), 1)[0].images[0])
+
+
+def test_a_contour_that_a_file_holds_twice_is_no_hole_in_itself(tmp_path):
+    scan = series(tmp_path / "scan", array())
+    file = rtstruct(tmp_path / "rs.dcm", {"heart": [(1, OUTER), (1, OUTER)]}, dicoms.affine())
+    label, _ = read_label(Path(f"{file}#roi=heart"), scan)
+    np.testing.assert_array_equal(label, box(1))

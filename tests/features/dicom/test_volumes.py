@@ -470,3 +470,34 @@ def test_an_error_of_a_header_names_its_file(tmp_path, fault):
     make, message = BAD_HEADERS[fault]
     folder = series(tmp_path / "series", array())
     assert_error_names(make(folder), message, folder)
+
+
+@pytest.mark.parametrize(
+    ("header", "mm"),
+    [
+        ({"SpacingBetweenSlices": 6.5, "SliceThickness": 5}, 6.5),
+        ({"SpacingBetweenSlices": -6.5, "SliceThickness": 5}, 5),
+        ({}, 1),
+    ],
+)
+def test_a_single_slice_is_as_thick_as_the_distance_to_the_next_would_be(header, mm, tmp_path):
+    position = {"ImagePositionPatient": [0, 0, 0], "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    pixels = np.arange(12, dtype=np.int16).reshape(3, 4)
+    path = save(one(pixels, PixelSpacing=[0.8, 0.7], **position, **header), tmp_path / "a.dcm")
+    _, affine = volumes.read(path)
+    np.testing.assert_allclose(np.abs(np.diag(affine)), [0.7, 0.8, mm, 1])
+
+
+def test_signed_values_in_which_the_highest_is_black_are_inverted_within_their_range(tmp_path):
+    pixels = np.array([[-32768, -1, 0, 32767]], np.int16)
+    path = save(one(pixels, PhotometricInterpretation="MONOCHROME1", PixelSpacing=[1, 1]), tmp_path / "a.dcm")
+    values, _ = volumes.read(path)
+    assert values[:, 0, 0].tolist() == [32767, 0, -1, -32768]
+
+
+def test_slices_a_few_micrometres_apart_are_no_repeated_positions(tmp_path):
+    """Of a micro-CT; what counts as one position is at most a tenth of a pixel."""
+    voxels = array()
+    image, grid = read_array(series(tmp_path / "series", voxels, step_mm=0.008, PixelSpacing=[0.009, 0.009]))
+    np.testing.assert_array_equal(image, voxels)
+    assert grid.spacing_mm == pytest.approx((0.009, 0.009, 0.008), rel=1e-3)

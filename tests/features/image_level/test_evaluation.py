@@ -17,6 +17,7 @@ from medconv.features.image_level.evaluation import evaluate as evaluate_table
 from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.multiclass import OrdinalTargets
 from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.joint.targets import JointTargets
 
 
 def test_scores_are_those_of_the_metrics(tmp_path):
@@ -161,3 +162,15 @@ def test_the_page_of_grades_shows_the_true_one(tmp_path):
     (tmp_path / "prediction.json").write_text(json.dumps({"targets": targets}))
     evaluation = evaluate(predictions, labels)
     assert evaluation.result["mean"]["quadratic_kappa"] is not None and "<h3>c" in page_of(evaluation)
+
+
+def test_beside_label_maps_a_case_without_a_row_is_named_and_not_counted(tmp_path):
+    predictions, labels, *_ = write_tables(tmp_path)
+    targets = JointTargets(("box",), ((1,),), of_image=CLASSES)
+    manifest = {"settings": {}, "cases": {}, "overwriting": [], "targets": targets.plain()}
+    (tmp_path / "prediction.json").write_text(json.dumps(manifest))
+    lines = labels.read_text().splitlines()
+    labels.write_text("\n".join(line for line in lines if "c3.png" not in line))
+    result = evaluate(predictions, labels).result
+    assert result["without_label"] == ["c3"]
+    assert len(result["cases"]) == 11

@@ -7,6 +7,7 @@ from helpers import small_runs
 from torch import nn
 
 from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level import plots
 from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.inference.load import load
@@ -115,3 +116,20 @@ def test_a_table_of_grades_trains(tmp_path):
     assert summary["score"]["name"] == "val/quadratic_kappa" and summary["val/grade_error"] is not None
     assert load(tmp_path / "run/checkpoints/last.ckpt").targets.kind == "ordinal"
     assert "val/temperature" not in (tmp_path / "run/summary.json").read_text()
+
+
+def test_the_rows_of_the_confusion_matrix_are_the_truth_and_curves_are_of_the_true_classes():
+    outputs = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.8, 0.1]])
+    truth = np.array([[0.0], [1.0], [1.0], [2.0]])
+    pictures = CLASSES.pictures(outputs, truth)
+    table = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0]])
+    np.testing.assert_array_equal(pictures["confusion"], plots.confusion(CLASSES.names, table))
+    members = truth == np.arange(3)
+    curves = list(zip(CLASSES.names, outputs.T, members.T, strict=True))
+    np.testing.assert_array_equal(pictures["roc"], plots.roc(curves))
+    np.testing.assert_array_equal(pictures["precision_recall"], plots.precision_recall(curves))
+
+
+def test_a_saliency_map_is_of_the_step_into_the_predicted_grade():
+    """The first grade has none, and is explained by the first step."""
+    assert [GRADES.shown_output(np.roll([0.8, 0.1, 0.1], grade)) for grade in range(3)] == [0, 0, 1]

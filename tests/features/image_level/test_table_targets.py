@@ -1,11 +1,13 @@
 """medconv/features/image_level/table_targets.py: the kind that labels suggest; `test_csv_table.py` has whole tables."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from medconv.features.image_level.table_targets import targets_of_columns
+from medconv.utils.errors import ArgumentError
 
 PATH = Path("labels.csv")
 
@@ -24,6 +26,22 @@ PATH = Path("labels.csv")
 def test_labels_suggest_the_kind(columns, kind):
     labels = list(columns.values())
     assert targets_of_columns(list(columns), labels, None, None, PATH).kind == kind
+
+
+def test_the_order_of_grades_in_words_is_asked_for():
+    labels = [["low", "high", "medium"]]
+    with pytest.raises(ArgumentError, match="class_names is needed: .* words, such as 'high', whose order"):
+        targets_of_columns(["risk"], labels, "ordinal", None, PATH)
+    names = ["low", "medium", "high"]
+    assert targets_of_columns(["risk"], labels, "ordinal", names, PATH).names == tuple(names)
+
+
+@pytest.mark.parametrize("cell", ["a|b", "b; a"])
+def test_several_findings_in_a_cell_are_no_class(cell):
+    with pytest.raises(ValueError, match=rf"labels.csv: column 'label' holds several .* '{re.escape(cell)}'"):
+        targets_of_columns(["label"], [["a", "b", cell]], None, None, PATH)
+    labels = [["T1|T2", "T3|T4"]]  # neither part is a label
+    assert targets_of_columns(["label"], labels, None, None, PATH).names == ("T1|T2", "T3|T4")
 
 
 @pytest.mark.parametrize(
@@ -58,3 +76,10 @@ def test_an_error_names_the_table():
     numbers = [str(number) for number in range(21)]
     with pytest.raises(ValueError, match=r"column 'age' of \S*labels\.csv holds 21 different whole numbers"):
         targets_of_columns(["age"], [numbers], None, None, PATH)
+
+
+def test_decimal_commas_are_named_beside_whole_numbers_and_empty_cells():
+    with pytest.raises(
+        ValueError, match=r"table\.csv: column 'age' holds numbers with a decimal comma, such as 0,5"
+    ):
+        targets_of_columns(["age"], [["0,5", "1,5", "2", ""]], None, None, Path("table.csv"))

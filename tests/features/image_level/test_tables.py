@@ -73,6 +73,14 @@ def test_ids_and_classes_that_look_like_formulas_are_read_back(tmp_path):
     assert list(table.outputs) == ["=1+1", "@x", "-7", "+plus"]
 
 
+def test_a_class_that_is_not_the_most_probable_one_is_doubted(tmp_path, caplog):
+    rows = [["c0", "cat", 0.2, 0.8], ["c1", "dog", 0.2, 0.8], ["c2", "dog", 0.5, 0.5]]
+    path = write_table(tmp_path / "predictions.csv", HEADER, *rows)
+    tables.read_predictions(path, "predictions")
+    assert "is not the most probable one in 1 of 3 rows; the scores are those" in caplog.text
+    assert caplog.text.rstrip().endswith("class: c0")
+
+
 def test_words_for_no_value_are_no_label_unless_they_are_a_class(tmp_path):
     labels = write_table(tmp_path / "l.csv", ["case", "label"], ["x", "a"], ["y", "NA"], ["z", "None"])
     truth = tables.read_truth(labels, MulticlassTargets(("a", "None")))

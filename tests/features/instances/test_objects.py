@@ -1,5 +1,8 @@
 """medconv/features/instances/: objects from their classes, matched objects, and targets."""
 
+import json
+import re
+
 import nibabel as nib
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from PIL import Image
 from medconv.data.case import Grid
 from medconv.data.io.writing import write_label
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image, preprocess_label
+from medconv.features.instances.evaluation import evaluate, page
 from medconv.features.instances.layout import instances
 from medconv.features.instances.matching import THRESHOLDS, means_of, row_of, scores_of
 from medconv.features.instances.objects import BORDER, INTERIOR, classes_of, doubts_of, objects_of
@@ -216,3 +220,33 @@ def test_scores_over_folds_are_over_all_cases_and_over_the_means_of_folds():
     assert TARGETS.scores.case_scores(folds[1]) == {"c": 0.5}
     columns = dict(TARGETS.scores.columns(TARGETS.scores.summary(folds[1])))
     assert columns["AP at 0.5"] == 0.5
+
+
+def test_the_table_of_cases_counts_objects_and_the_monitored_score_ranks_cases():
+    prediction, reference = a_case()
+    row = row_of(np.where(prediction == 5, 0, prediction), reference)
+    cells = TARGETS.scores.case_cells(row)
+    assert (cells["objects"], cells["predicted_objects"]) == (3, 2)
+    scores = scores_of(row)
+    assert TARGETS.scores.case_scores({"a": row}) == {"a": scores["ap"]}
+    assert scores["ap"] != scores["ap50"]
+
+
+def test_one_of_two_values_in_pieces_is_no_mask():
+    objects = np.zeros((9, 9), np.int16)
+    objects[:2, :2], objects[6:8, 6:8], objects[:2, 6:8] = 3, 3, 5
+    assert doubts_of(objects) == [IN_PIECES]
+
+
+def test_the_page_has_the_worst_case_first(tmp_path):
+    objects = discs()
+    for folder in ("predictions", "references"):
+        (tmp_path / folder).mkdir()
+    for number, missing in enumerate((0, 2, 1)):
+        found = np.where(objects <= missing, 0, objects).astype(np.uint8)
+        Image.fromarray(found).save(tmp_path / f"predictions/case{number}.png")
+        Image.fromarray(objects.astype(np.uint8)).save(tmp_path / f"references/case{number}.png")
+    manifest = {"targets": TARGETS.plain()}
+    (tmp_path / "predictions/prediction.json").write_text(json.dumps(manifest))
+    text = page(evaluate(tmp_path / "predictions", tmp_path / "references"))
+    assert re.findall(r"<h3>(case\d)", text) == ["case1", "case2", "case0"]

@@ -396,6 +396,22 @@ def test_a_wrong_table_is_named(content, settings, text, root, tmp_path):
         joint(str(table), str(root), "images", "labels", **settings)
 
 
+@pytest.mark.parametrize("settings", [{"class_names": ["background", "liver"]}, {"modality": "CT"}])
+def test_settings_that_the_dataset_itself_has_are_refused(settings, tmp_path):
+    dataset = {"channel_names": {"0": "MRI"}, "labels": {"background": 0, "box": 1}, "file_ending": ".nii.gz"}
+    cases = ("imagesTr/a_0000.nii.gz", "labelsTr/a.nii.gz", "imagesTr/b_0000.nii.gz", "labelsTr/b.nii.gz")
+    for name in cases:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "dataset.json").write_text(json.dumps({**dataset, "numTraining": 2}))
+    table = tmp_path / "values.csv"
+    table.write_text("case,label\na,1\nb,2\n")
+    assert joint(str(table), str(tmp_path)).class_names == ("background", "box")
+    (key,) = settings
+    with pytest.raises(ArgumentError, match=f"{key}=.* has no effect, as {tmp_path} names its"):
+        joint(str(table), str(tmp_path), **settings)
+
+
 def test_a_value_that_is_none_is_an_error_of_its_case(root, tmp_path, caplog):
     (tmp_path / "values.csv").write_text("case,label\ncase00,1.5\ncase01,x\nother,2.5\n")
     dataset = joint(str(tmp_path / "values.csv"), str(root), "images", "labels", target_type="regression")

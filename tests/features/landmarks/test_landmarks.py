@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 from helpers import small_runs, tiny
+from torch.nn import functional as F
 
 import medconv
 from medconv.config import ConfigError
 from medconv.data.case import Grid
 from medconv.data.preprocessing.check import assumed_spacing
 from medconv.data.preprocessing.examine import examine
-from medconv.data.preprocessing.preprocess import CropInfo
-from medconv.features.landmarks import heatmaps
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, preprocess_image
+from medconv.features.landmarks import heatmaps, views
 from medconv.features.landmarks.errors import cells_of, row_of, summary_of
+from medconv.features.landmarks.evaluation import evaluate, page
 from medconv.features.landmarks.inference import PointAnswer, mean_of
 from medconv.features.landmarks.layout import landmarks
 from medconv.features.landmarks.losses import HeatmapLoss
@@ -499,3 +501,146 @@ def test_mirrored_images_exchange_the_names_of_pairs(tmp_path, monkeypatch, caps
 def test_a_power_without_a_finite_gradient_is_refused(power):
     with pytest.raises(ValueError, match="power must be 0, or a number of 1 or more"):
         HeatmapLoss(power)
+
+
+@pytest.mark.parametrize(
+    ("system", "signs"),
+    [(None, (-1, -1, 1)), (0, (1, 1, 1)), (1, (-1, -1, 1)), ("RAS", (1, 1, 1)), ("LPS", (-1, -1, 1))],
+)
+def test_markups_are_in_lps_unless_they_say_otherwise(system, signs, tmp_path):
+    """Slicer before 5 writes numbers: 0 is RAS, 1 LPS."""
+    markup = {"controlPoints": [{"label": "apex", "position": [1, 2, 3]}]}
+    if system is not None:
+        markup["coordinateSystem"] = system
+    path = tmp_path / "a.mrk.json"
+    path.write_text(json.dumps({"markups": [markup]}))
+    np.testing.assert_array_equal(read_points(path, "a")["apex"], np.multiply(signs, [1, 2, 3]))
+
+
+def test_prepared_heatmaps_of_another_width_are_not_reused():
+    """By what `Family.labels` says of them, of which the store's folder is named."""
+    kept = heatmaps.settings(LandmarkTargets(("a", "b"), sigma_mm=3.0))
+    assert heatmaps.settings(LandmarkTargets(("a", "b"), sigma_mm=2.0)) != kept
+    assert heatmaps.settings(LandmarkTargets(("b", "a"), sigma_mm=3.0)) != kept
+    assert heatmaps.settings(LandmarkTargets(("a", "b"), sigma_mm=3.0, threshold=0.4)) == kept
+
+
+def test_a_point_between_thick_slices_is_seen():
+    """Slices of 10 mm, and a heatmap of 3 mm: half a slice away it would be 0.25 high."""
+    shape = (20, 20, 8)
+    crop = CropInfo(Grid.of(shape, np.diag([1.0, 1, 10, 1])), shape, ((0, 20), (0, 20), (0, 8)), True)
+    sigma = heatmaps.sigmas(3.0, crop, shape)
+    assert sigma.tolist() == [3, 3, 1]
+    assert heatmaps.drawn(np.array([[10, 10, 3.5]]), sigma, shape).max() == pytest.approx(
+        np.exp(-1 / 8), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize(("voxel", "is_outside"), [(-0.4, False), (-0.6, True), (19.4, False), (19.6, True)])
+def test_an_image_reaches_half_a_voxel_beyond_its_outer_centres(voxel, is_outside, tmp_path):
+    for folder in ("images", "points"):
+        (tmp_path / folder).mkdir()
+    image = np.random.default_rng(0).normal(5, 1, SHAPE).astype(np.float32)
+    nib.save(nib.Nifti1Image(image, AFFINE), tmp_path / "images/case0.nii.gz")
+    point = nib.affines.apply_affine(AFFINE, [voxel, 9, 7])
+    write_points(tmp_path / "points/case0.csv", {"apex": point}, "case0")
+    dataset = landmarks("images", "points", root=str(tmp_path))
+    assert bool(examine(dataset.cases[0], dataset).errors) == is_outside
+
+
+def test_patches_are_centred_where_a_heatmap_is_half_its_height(tmp_path):
+    for folder in ("images", "points"):
+        (tmp_path / folder).mkdir()
+    image = np.random.default_rng(0).normal(5, 1, SHAPE).astype(np.float32)
+    nib.save(nib.Nifti1Image(image, AFFINE), tmp_path / "images/case0.nii.gz")
+    points = {"apex": nib.affines.apply_affine(AFFINE, [4.5, 9.5, 7.5])}
+    write_points(tmp_path / "points/case0.csv", points, "case0")
+    dataset = landmarks("images", "points", root=str(tmp_path))
+    config = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("none",), ({},))
+    _, crop = preprocess_image(image[None], Grid.of(SHAPE, AFFINE), config)
+    near, maps = heatmaps.prepared(dataset.targets, dataset.cases[0], image[None], crop, config)
+    assert maps.shape == (1, *SHAPE) and near.sum() > 50
+    np.testing.assert_array_equal(near, maps[0] > 0.5)
+
+
+def test_the_page_has_cases_with_missed_points_first_then_the_largest_errors(tmp_path):
+    targets = LandmarkTargets(("a", "b"))
+    origin, names = np.zeros(3), ("near", "missed", "far")
+    predicted = {
+        "near": {"a": origin + [1, 0, 0], "b": origin},
+        "missed": {"a": origin},
+        "far": {"a": origin + [0, 9, 0], "b": origin},
+    }
+    for folder in ("predictions", "references"):
+        (tmp_path / folder).mkdir()
+    for case in names:
+        write_points(tmp_path / f"predictions/{case}.csv", predicted[case], case)
+        write_points(tmp_path / f"references/{case}.csv", {"a": origin, "b": origin}, case)
+    manifest = {"targets": targets.plain()}
+    (tmp_path / "predictions/prediction.json").write_text(json.dumps(manifest))
+    text = page(evaluate(tmp_path / "predictions", tmp_path / "references"))
+    assert sorted(names, key=lambda case: text.index(f">{case}<")) == ["missed", "far", "near"]
+
+
+def test_a_peak_at_the_threshold_is_found_and_an_error_of_2_mm_is_within_2_mm():
+    targets = LandmarkTargets(("a", "b"), threshold=0.25)
+    crop = CropInfo(Grid.of(SHAPE, AFFINE), SHAPE, tuple((0, voxels) for voxels in SHAPE))
+    answer = PointAnswer(np.zeros((2, 3)), np.array([0.25, 0.2499]), targets, crop)
+    assert answer.found.tolist() == [True, False]
+    row = row_of(np.array([[2.0, 0, 0]]), np.array([True]), np.zeros((1, 3)), ["a"])
+    assert summary_of([row])["within_2mm"] == 1
+
+
+def test_the_loss_is_its_mean_over_that_of_the_heatmaps():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 6, 5, generator=generator)
+    heatmap = torch.rand(2, 3, 6, 5, generator=generator) ** 4
+    weighted = (logits.sigmoid() - heatmap) ** 2 * F.binary_cross_entropy_with_logits(
+        logits, heatmap, reduction="none"
+    )
+    assert float(HeatmapLoss()(logits, heatmap)) == pytest.approx(float(weighted.mean() / heatmap.mean()))
+    # a patch without points counts as if a thousandth were heatmap
+    empty = (logits.sigmoid() ** 2 * F.softplus(logits)).mean()
+    assert float(HeatmapLoss()(logits, heatmap * 0)) == pytest.approx(float(empty) * 1000, rel=1e-5)
+    # splines overshoot where a heatmap is warped
+    overshot = torch.where(heatmap > 0.5, 1.1, heatmap)
+    assert HeatmapLoss()(logits, overshot) == HeatmapLoss()(logits, overshot.clamp(max=1))
+
+
+def test_checkpoints_are_ranked_by_the_lowest_error():
+    monitored = LandmarkTargets(("a",)).monitored
+    assert monitored.quality(1.0) > monitored.quality(2.0)
+
+
+def test_a_prepared_voxel_of_half_the_size_lies_between_those_of_the_file():
+    """The outer edges of the image stay in place, as where images are resampled."""
+    grid = Grid.of((8, 8, 4), np.diag([1.0, 1, 1, 1]))
+    crop = CropInfo(grid, (8, 8, 4), ((0, 8), (2, 8), (0, 4)), True)
+    places = heatmaps.to_mm(np.array([[0.0, 0, 0], [3, 11, 3]]), crop, (4, 12, 4))
+    np.testing.assert_allclose(places, [[0.5, 1.75, 0], [6.5, 7.25, 3]])
+
+
+def test_names_keep_their_order_and_the_targets_the_numbers_of_the_layout(tmp_path):
+    for folder in ("images", "points"):
+        (tmp_path / folder).mkdir()
+    nib.save(nib.Nifti1Image(np.zeros(SHAPE, np.float32), AFFINE), tmp_path / "images/case0.nii.gz")
+    write_points(tmp_path / "points/case0.csv", {"apex": np.zeros(3)}, "case0")
+    names, numbers = ["base", "apex"], {"sigma_mm": 2.0, "threshold": 0.4}
+    dataset = landmarks("images", "points", names, root=str(tmp_path), **numbers)
+    assert dataset.targets == LandmarkTargets(("base", "apex"), suffix=".csv", **numbers)
+
+
+def test_a_case_of_a_table_is_found_however_its_accents_are_composed(tmp_path):
+    """As macOS has them in names of files: a letter, then its accent."""
+    path = tmp_path / "all.csv"
+    path.write_text("case,name,x,y,z\nRene\u0301,apex,1,2,3\n", encoding="utf-8")
+    assert list(read_points(path, "Ren\u00e9")) == ["apex"]
+
+
+def test_planes_cross_at_the_worst_point():
+    """A point that is rightly absent is none."""
+    absent, near, far = [np.nan] * 3, [4, 4, 4], [4, 13, 4]
+    reference = np.array([absent, near, near])
+    assert views.worst_point(reference, np.array([absent, near, far])) == 2
+    assert views.worst_point(reference, np.array([absent, absent, far])) == 1
+    assert views.worst_point(reference, np.array([far, near, far])) == 0

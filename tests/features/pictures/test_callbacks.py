@@ -185,3 +185,16 @@ def test_four_channels_evenly_spaced_and_the_slices_of_volumes_side_by_side():
     weight = np.zeros((64, 1, 3, 3))
     weight[-1] = 1.0  # the last channel is always shown
     assert kernel_picture(weight)[-20, 20].tolist() == [178, 24, 43]
+
+
+def test_a_validation_case_has_the_proportions_of_its_own_voxels():
+    """Its grid is that of the file, and not that of training samples."""
+    views = LabelMapViews(LabelMapTargets(("box",), ((1,),)), 1, (1.0, 1.0))
+    label = torch.zeros(1, 1, 40, 40, dtype=torch.int16)
+    batch = {"image": torch.randn(1, 1, 40, 40), "label": label, "spacing_mm": (1.0, 4.0)}
+    predicted = {"case": "a", "prediction": label[0, 0], "dice": 0.5}
+    ((_, picture),) = views.validated(batch, predicted)
+    _, sample = views.sample(np.ones((40, 40)), label[0], 0)
+    height, width = picture.shape[0], picture.shape[1] // 3  # image, reference and prediction
+    assert height > 3 * width
+    assert sample.shape[0] < 2 * (sample.shape[1] // 2)

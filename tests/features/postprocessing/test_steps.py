@@ -201,3 +201,11 @@ def test_components_are_those_of_the_whole_label_map():
     grid = scores([one], False).crop.grid
     np.testing.assert_array_equal(processed, steps.apply(plain, grid, one.targets))
     assert (processed != plain).any()
+
+
+def test_of_several_regions_around_a_removed_component_it_gets_the_value_of_the_innermost():
+    label = np.ones((9, 9, 1), np.int16)
+    label[1:8, 1:8] = 2
+    label[2:5, 2:5], label[6, 6] = 3, 3
+    removed = Step("keep_largest", "enhancing").apply(label, grid(label), REGIONS)
+    assert removed[6, 6] == 2 and (removed != label).sum() == 1

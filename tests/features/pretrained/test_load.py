@@ -290,3 +290,30 @@ def test_the_table_says_how_many_rows_it_leaves_out():
     assert lines[0] == "  not used  fc  no such name in the network"
     assert lines[1] == "  loaded    layer0" and len(lines) == 1 + 12 + 1
     assert lines[-1] == "  loaded    and 2 more"
+
+
+def test_weights_for_other_filters_of_the_same_number_are_refused(tmp_path):
+    """Coefficients of one bank make other kernels with another one, whose sizes do not differ."""
+    network = unet_with_basis()
+    content = our_checkpoint(network, DERIVED)
+    content["medconv"]["config"]["conv"] = _with({"bank": ["jet"]})
+    path = save(tmp_path / "other.ckpt", content)
+    with pytest.raises(ConfigError, match=r"conv\.bank=\['jet'\], here it is \['log', 'lines'\]"):
+        load(network, path, DERIVED, conv=_with({"bank": ["log", "lines"]}))
+    assert not load(network, path, DERIVED, conv=_with({"bank": ["jet"]})).random
+
+
+def test_channels_in_another_order_are_taken_by_name(tmp_path):
+    source, network = unet(channels=2), unet(channels=2, seed=1)
+    content = our_checkpoint(source, replace(DERIVED, num_channels=2))
+    content["medconv"]["modalities"] = ["T1", "T2"]
+    path = save(tmp_path / "last.ckpt", content)
+    derived = replace(DERIVED, num_channels=2, modalities=["t2", "T1"])
+    report = load(network, path, derived, UNET_LAYERS)
+    (name,) = report.reshaped
+    assert name.startswith("encoder.0.0") and "channels by name" in report.reshaped[name]
+    image = torch.rand(1, 2, 16, 16)
+    torch.testing.assert_close(network(image.flip(1)), source(image))
+    # other names say nothing of the order
+    assert not load(network, path, replace(derived, modalities=["a", "b"]), UNET_LAYERS).reshaped
+    assert_same(network, source)

@@ -38,3 +38,26 @@ def test_networks_that_agree_have_the_answer_of_one():
     assert result["dice"] == 1 and quality_of(several)["networks"] == 3
     entropy = uncertainty_of(several)
     assert entropy.shape == (4, 5, 6) and entropy.min() > 0 and entropy.max() <= 1
+
+
+def test_the_uncertainty_is_the_entropy_of_each_voxel():
+    image = np.random.default_rng(0).normal(1, 1, (4, 5, 6)).astype(np.float32)
+    single = scores(image)
+    (logits,) = single.logits
+    p = logits.double().softmax(0)
+    entropy = -(p * p.log2()).sum(0).numpy()
+    np.testing.assert_allclose(uncertainty_of(single), entropy, atol=1e-5)
+
+
+def test_volumes_are_in_ml_of_the_image_s_own_voxels():
+    image = np.random.default_rng(0).normal(1, 1, (4, 5, 6)).astype(np.float32)
+    torch.manual_seed(0)
+    for networks in (1, 2):
+        models = [loaded_models.segmentation(nn.Conv3d(1, 2, 1))] * networks
+        named = from_array(image, 3, spacing_mm=(1, 2, 5))
+        forward = LabelMapForward(models, "cpu", extras=[Quality()])
+        with torch.inference_mode():
+            (case,) = forward([prepare(named, models, forward.preprocessings)], keeps_logits=True)
+        (found,) = quality_of(case)["classes"].values()
+        voxels = np.count_nonzero(case.answer())
+        assert voxels and abs(found["volume_ml"] - voxels * 0.01) < 1e-9

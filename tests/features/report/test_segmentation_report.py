@@ -20,7 +20,7 @@ from medconv.evaluation import segmentation
 from medconv.evaluation.labels import images_of
 from medconv.evaluation.results import table, write
 from medconv.evaluation.segmentation import evaluate
-from medconv.features.report import rendering, segmentation_report
+from medconv.features.report import overlays, rendering, segmentation_report
 from medconv.features.report.overlays import case_png
 from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
@@ -251,3 +251,23 @@ def test_numbers_have_a_true_minus_sign_and_a_dash_for_none(value, options, text
 def test_a_template_without_its_values_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
         rendering.render("segmentation_report.html.j2")
+
+
+def test_shares_are_shown_in_per_cent_and_other_numbers_as_they_are():
+    by_unit = {metric.unit: metric for metric in CORE_METRICS}
+    assert segmentation_report._number(0.1234, by_unit["%"], signed=True) == "+12.34"
+    assert segmentation_report._number(0.1234, by_unit["mm"]) == "0.12"
+    assert segmentation_report._number(0.1234, by_unit[""]) == "0.123"
+    result = {
+        "per_class": ["liver"],
+        "cases": [{"case": "a", by_unit["%"].name: {"liver": 0.25}, by_unit["mm"].name: {"liver": 0.25}}],
+    }
+    series = [segmentation_report._series(result, by_unit[unit])[0].values for unit in ("%", "mm")]
+    assert series == [{"a": 25}, {"a": 0.25}]
+
+
+def test_pictures_have_a_margin_of_10_mm_around_the_foreground():
+    labels = np.zeros((1, 60, 60, 30), np.uint8)
+    labels[0, 30, 30, 1] = 1
+    box = overlays._foreground_box(labels, (1.0, 2.0, 5.0))
+    assert [(side.start, side.stop) for side in box] == [(20, 41), (25, 36), (0, 4)]

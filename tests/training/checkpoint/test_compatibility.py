@@ -43,6 +43,14 @@ def test_a_checkpoint_of_another_task_is_described(saved, words):
         compatibility.check_same_task(content(saved), LABEL_MAPS, SETTING)
 
 
+def test_channels_in_another_order_are_another_task():
+    saved = content(LABEL_MAPS)
+    saved["medconv"]["modalities"] = ["T1", "T2"]
+    compatibility.check_same_task(saved, replace(LABEL_MAPS, modalities=["T1", "t2"]), SETTING)
+    with pytest.raises(ValueError, match="its channels are T1, T2, here in another order: T2, T1"):
+        compatibility.check_same_task(saved, replace(LABEL_MAPS, modalities=["T2", "T1"]), SETTING)
+
+
 def test_targets_of_another_kind_are_another_task():
     saved = content(image_level("multiclass"))
     with pytest.raises(

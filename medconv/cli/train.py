@@ -117,7 +117,8 @@ def _score_lines(summary: dict[str, Any]) -> list[str]:
         return ["no validation"]
     width = max(len(name) for name, _ in rows)
     case_count = len(summary["val/cases"])
-    lines = [f"{targets.scores.title} over {case_count} validation cases, best checkpoint"]
+    cases = f"{case_count} validation case{'s' * (case_count != 1)}"
+    lines = [f"{targets.scores.title} over {cases}, best checkpoint"]
     for name, score in rows:
         lines.append(f"  {name:<{width}}  {score_text(score)}")
     spread = spread_text(targets.scores.case_scores(summary["val/cases"]))

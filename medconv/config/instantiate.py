@@ -290,9 +290,10 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
             return bound
         return make(*positional, **{**arguments, **kwargs})
     except InstantiationException as error:
-        raise ConfigError(
-            f"{key}: {target} cannot be built: {first_line(error.__cause__ or error)}"
-        ) from error
+        reason = first_line(error.__cause__ or error)
+        if "<module" in reason:
+            reason = f"it is a module; export its {str(target).rpartition('.')[2]} in the package around it"
+        raise ConfigError(f"{key}: {target} cannot be built: {reason}") from error
     except ConfigError:  # names a key itself
         raise
     except ArgumentError as error:

@@ -344,7 +344,14 @@ def _options_with(key: str) -> list[str]:
     """Options of a key's group that have this key, such as bce for loss.class_weights."""
     group, _, name = key.partition(".")
     files = sorted((conf_dir() / group).glob("*.yaml"))
-    return [file.stem for file in files if name in (OmegaConf.load(file) or {})]
+    return [file.stem for file in files if name in _names(OmegaConf.to_container(OmegaConf.load(file)))]
+
+
+def _names(node: Any) -> Iterator[str]:
+    """The dotted names of keys of a file and of the nodes in it, also of keys that are null."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        yield str(key)
+        yield from (f"{key}.{name}" for name in _names(value))
 
 
 def _config_with(arguments: Sequence[str]) -> dict[str, Any]:

@@ -428,7 +428,7 @@ class PatchSearch:
             return 1, "memory holds no more"
         reason = min(limits, key=lambda name: limits[name])
         if limits[reason] < self.min_batch:
-            return self.min_batch, f"the minimum ({reason} would allow {limits[reason]})"
+            return self.min_batch, f"the minimum, above a limit ({reason}: {limits[reason]})"
         other_limits = ", ".join(f"{name}: {limit}" for name, limit in limits.items() if name != reason)
         return limits[reason], f"{reason}; other limits: {other_limits}"
 

@@ -53,7 +53,7 @@ def test_the_result_shows_scores_speed_and_files(tmp_path):
     targets = MulticlassTargets(("no", "yes")).plain()
     auc = {"targets": targets, "val/auc": 0.9, "val/accuracy": 0.8, "val/cases": {"a": {}}}
     text = train.result_table(auc, folder)
-    assert "scores over 1 validation cases" in text and re.search(r"\n  auc +0\.9000\n", text)
+    assert "scores over 1 validation case," in text and re.search(r"\n  auc +0\.9000\n", text)
     assert "no validation" in train.result_table({"targets": targets}, folder)
 
 

@@ -117,6 +117,7 @@ def test_every_launcher_that_conf_has_is_taken():
             "customconv densenet dynunet efficientnet encoder flexibleunet mednext monai_unet resenc resnet segresnet",
         ),
         ("loss.class_weights=balanced", "class_weights is a key of loss=bce, cross_entropy"),
+        ("augmentation.p.elastic=0.3", "p.elastic is a key of augmentation=strong"),
         ("perf=turbo", "turbo"),
         ("conv=magic", "magic"),
         ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),

@@ -26,7 +26,7 @@ def test_a_batch_is_never_larger_than_the_maximum():
     few = fingerprint([(32,) * 3] * 6, [(1.0,) * 3] * 6)
     assert (plan(few).batch_size, reason(plan(few), "batch")) == (
         2,
-        "the minimum (5 % of all voxels would allow 0)",
+        "the minimum, above a limit (5 % of all voxels: 0)",
     )
     assert plan(few, PlanOverrides(max_batch_size=1)).batch_size == 1
 

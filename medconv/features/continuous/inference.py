@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medconv.config import ConfigError, RunConfig
+from medconv.data.augmentation.parameters import INTENSITY
 from medconv.data.case import Case
 from medconv.data.io.writing import write_image
 from medconv.data.loading.patch import Batch
@@ -25,18 +26,6 @@ from medconv.inference.prepare import Input, NamedImage
 from medconv.inference.slab_answer import Group, Source
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.training.validation import Validated, warn_of_nonfinite
-
-# Transforms of the image alone, which a network that learns the difference to it would undo.
-_OF_IMAGES_ALONE = (
-    "noise",
-    "blur",
-    "simulate_low_resolution",
-    "brightness",
-    "additive_brightness",
-    "contrast",
-    "gamma",
-    "gamma_inverted",
-)
 
 
 @dataclass(frozen=True)
@@ -161,9 +150,8 @@ def image_validation(config: RunConfig, targets: ContinuousTargets, window: Slid
         ConfigError: an augmentation changes the image, but not the target that is the same quantity.
     """
     probabilities = config.augmentation.get("p") or {}
-    of_images_alone = [
-        f"p.{name}={probabilities[name]}" for name in _OF_IMAGES_ALONE if probabilities.get(name)
-    ]
+    # A network that learns the difference to the image would undo them
+    of_images_alone = [f"p.{name}={probabilities[name]}" for name in INTENSITY if probabilities.get(name)]
     for transform in config.augmentation.get("transforms") or ():  # of MONAI
         if "label" not in transform.get("keys", "label"):
             of_images_alone.append(f"transforms: {transform['_target_'].rpartition('.')[2]}")

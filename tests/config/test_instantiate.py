@@ -20,8 +20,8 @@ def test_a_node_becomes_its_object():
     [
         ({"_target_": "torch.nn.Nothing"}, r"^model: torch\.nn\.Nothing cannot be built: "),
         (
-            {"_target_": "medconv.convs.masked"},
-            r"^model: .*: it is a module; export its masked in the package",
+            {"_target_": "medconv.convs.parametrization"},
+            r"^model: .*: it is a module; export its parametrization in the",
         ),
         ({"_target_": "torch.nn.Linear", "size": 2}, r"^model: torch\.nn\.Linear cannot be built: .*size"),
         ({"_target_": "statistics.mean", "_args_": [[]]}, r"^model: mean requires at least one data point$"),

@@ -77,7 +77,7 @@ def run_command(options: argparse.Namespace) -> int:
     arguments = [*options.overrides, *packages]
     devices = members.devices_of(config)
     if options.members == AUTO:
-        rounds = shares.rounds(config, folder, devices[0])
+        rounds = shares.rounds(config, folder, devices)
         needed = ceil(len(variants) / len(devices))
         if rounds < needed and folder.resume_from() is not None:
             raise ValueError(

@@ -1,7 +1,7 @@
 """`--members auto`: how many members share `trainer.max_time`, by how often each would see every case."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import floor
@@ -21,7 +21,7 @@ _MOST = 10  # members: prediction takes as many times as long
 log = logging.getLogger(__name__)
 
 
-def rounds(config: RunConfig, folder: RunDir, environment: Environment) -> int:
+def rounds(config: RunConfig, folder: RunDir, devices: Sequence[Environment]) -> int:
     """How many members train one after another on each device in `trainer.max_time`; it is at least 1.
 
     A run that began keeps what was chosen for it: its own time says how many of it fit.
@@ -29,7 +29,7 @@ def rounds(config: RunConfig, folder: RunDir, environment: Environment) -> int:
     Args:
         config: of the command, before its time is shared.
         folder: of the run.
-        environment: of a member, as `devices_of`.
+        devices: as of `devices_of`.
     Raises:
         ConfigError: no time is set, or nothing measures what a step takes.
     """
@@ -55,11 +55,11 @@ def rounds(config: RunConfig, folder: RunDir, environment: Environment) -> int:
     )
     small, prepared = prepare(small, RunDir(folder.path, "never"))
     steps: float
-    with _threads_of_a_member(environment):
+    with _threads_of_a_member(devices[0]):
         steps = steps_in_time(small, prepared.plan, prepared.derived)
     batch_size = small.data.global_batch_size or prepared.plan.batch_size
     seen = prepared.views(steps * batch_size * small.trainer.accumulate_grad_batches)
-    count = min(_MOST, max(1, floor(min(seen / ENOUGH_VIEWS, steps / ENOUGH_STEPS))))
+    count = max(1, min(_MOST // len(devices), floor(min(seen / ENOUGH_VIEWS, steps / ENOUGH_STEPS))))
     log.info(
         "--members auto: about %.0f steps fit into trainer.max_time and see each case %.0f times; %d steps "
         "and %d times are enough: %d member%s on each device",

@@ -319,18 +319,18 @@ def test_what_an_ensemble_cannot_be_is_said(arguments, message, dataset, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("seconds", "enough_steps", "expected"),
-    [(30, 1, 1), (110, 1, 1), (120, 1, 2), (6000, 1, 10), (600, 300, 3)],
+    ("seconds", "enough_steps", "devices", "expected"),
+    [(30, 1, 1, 1), (110, 1, 1, 1), (120, 1, 1, 2), (6000, 1, 1, 10), (6000, 1, 4, 2), (600, 300, 2, 3)],
 )
 def test_members_share_the_time_in_which_each_case_is_seen_often(
-    seconds, enough_steps, expected, dataset, tmp_path, monkeypatch
+    seconds, enough_steps, devices, expected, dataset, tmp_path, monkeypatch
 ):
-    """With a step of 0.5 s, 102 whole patches in batches of 2 fit into a minute: 4 cases are seen 51 times."""
+    """At most 10, of all devices; with a step of 0.5 s, 102 whole patches in batches of 2 fit into a minute: 4 cases are seen 51 times."""
     monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(0.5, 0.5))
     monkeypatch.setattr(shares, "ENOUGH_STEPS", enough_steps)
     time = f"trainer.max_time=00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     more = (time, "schedule.patch=whole", "data.patch_size=[16,18,12]", f"data.cache_dir={tmp_path}")
-    assert shares.rounds(tiny.checked(dataset, *more), RunDir(tmp_path / "run"), {}) == expected
+    assert shares.rounds(tiny.checked(dataset, *more), RunDir(tmp_path / "run"), [{}] * devices) == expected
 
 
 def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(trained, tmp_path):
@@ -338,10 +338,10 @@ def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(trained, 
     begun = shutil.copytree(folder, tmp_path / "run")
     config = tiny.checked(dataset, "trainer.max_time=00:01:00:00")
     with pytest.raises(ConfigError, match=r"its run has no trainer.max_time; --members takes a number"):
-        shares.rounds(config, RunDir(begun), {})
+        shares.rounds(config, RunDir(begun), [{}])
     path = begun / "config.yaml"
     path.write_text(path.read_text().replace("max_time: null", "max_time: 00:00:20:00"))
-    assert shares.rounds(config, RunDir(begun), {}) == 3
+    assert shares.rounds(config, RunDir(begun), [{}]) == 3
 
 
 def test_a_share_of_the_time_is_written_as_the_key_has_it(dataset):

@@ -429,7 +429,7 @@ def _warn_of_seen_cases(config: RunConfig, prepared: PreparedData) -> None:
     """Where the pretrained weights are a checkpoint in the folder of a run of other training cases."""
     weights = Path(str(config.init.pretrained)).resolve()
     same_root = False
-    with suppress(ConfigError, KeyError):  # no run's folder, or of an earlier version
+    with suppress(ConfigError, KeyError, TypeError):  # no run's folder, or of an earlier version
         root = RunDir(weights.parent.parent, "never").earlier_config()["data"]["root"]
         same_root = root is not None and root == config.data.root
     identity.warn_of_seen_cases(weights, prepared.identity, same_root)

@@ -96,7 +96,8 @@ def test_a_sweep_keeps_the_rows_of_all_its_convolutions(folder, monkeypatch):
     settings = [*SIZES, "trainer.accelerator=cpu", "--pairs", "1", "--json", "rows.json"]
     assert tiny.call(monkeypatch, "bench-conv", "basis", "-m", "conv.bank=jet,lines", *settings) == DONE
     rows = json.loads((folder / "rows.json").read_text())
-    banks = [row["overrides"][1] for row in rows if row.get("case", "").startswith("encoder.0.0,")]
+    layers = [row for row in rows if "count" in row]  # not the remedies of the slowest one
+    banks = [row["overrides"][1] for row in layers if row["case"].startswith("encoder.0.0,")]
     assert banks == ["conv.bank=jet", "conv.bank=lines"]
 
 

@@ -230,6 +230,10 @@ def _in_folder(source: InputPath, num_channels: int, takes_missing: bool) -> lis
         # Neither volumes nor DICOM: only pictures are left.
         if not any(name.endswith(suffixes()) for name in names):
             others = ", nor DICOM below" if finders else f"; {DICOM_IS_MISSING}"
+            below = [path for path in source.path.glob("*/*") if path.name.endswith(suffixes())]
+            if below:
+                ending = below[0].name.removeprefix(stem(below[0]))
+                others = f"; those in its folders are {source.path}/*/{{id}}{ending}"
             raise ValueError(f"{source}: no image there ({suffix_list()}){others}")
     files = list(in_folder(source.path, source.name).values())
     # Of each case the first channel may be missing; but files that hold all channels have any numbers.

@@ -154,6 +154,17 @@ def test_input_without_an_image_is_refused(tmp_path):
         find_cases(tmp_path, 1)
 
 
+def test_images_in_folders_of_classes_are_found_by_a_pattern(tmp_path):
+    for name in ("yes/a.png", "no/b.png"):
+        (tmp_path / name).parent.mkdir()
+        touch(tmp_path, name)
+    with pytest.raises(
+        ValueError, match=rf"no image there .*; those in its folders are {tmp_path}/\*/{{id}}.png"
+    ):
+        find_cases(tmp_path, 1)
+    assert {case.id for case in find_cases(tmp_path / "*/{id}.png", 1)} == {"a", "b"}
+
+
 def test_a_label_called_case_is_no_id(tmp_path):
     touch(tmp_path, "a.png", "b.png")
     (tmp_path / "t.csv").write_text("path,case\na.png,0\nb.png,0\n")

@@ -86,7 +86,7 @@ def stretch_(rows: Tensor, contrast: Tensor) -> None:
     torch.maximum(rows, low, out=rows)
 
 
-def bend_(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
+def bend_(rows: Tensor, gamma: Tensor, inverted: bool = False) -> None:
     """Gamma: a power of the values scaled to 0..1, then mean and standard deviation are restored.
 
     Args:

@@ -1,6 +1,7 @@
 """Multiclass targets: an image has one of several classes."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ from medconv.targets.base import finite_number
 from medconv.targets.scores import CROSS_ENTROPY, MonitoredMetric
 from medconv.utils.errors import Argument, ArgumentError
 
+_NUMBERED = re.compile(r"(\D*)(\d+)(\D*)")  # a grade such as G2
 _MAX_CLASSES = 100  # more different labels are most likely numbers
 
 
@@ -204,14 +206,17 @@ class OrdinalTargets(MulticlassTargets):
         cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
     ) -> Self:
         found = super().from_columns(columns, labels, names)
-        words = [] if names else [name for name in found.names if finite_number(name) is None]
-        if words:
+        if names or all(finite_number(name) is not None for name in found.names):
+            return found
+        numbers = {name: match for name in found.names if (match := _NUMBERED.fullmatch(name))}
+        around = {(match[1], match[3]) for match in numbers.values()}
+        if len(numbers) < len(found.names) or len(around) > 1:
             raise ArgumentError(
                 "class_names",
-                f" is needed: column {columns[0]!r} holds grades that are words, such as {words[0]!r}, whose "
+                f" is needed: column {columns[0]!r} holds grades in words, {', '.join(found.names)}, whose "
                 "order is not known; list them from the lowest to the highest",
             )
-        return found
+        return cls(tuple(sorted(numbers, key=lambda name: int(numbers[name][2]))))
 
     @property
     def num_outputs(self) -> int:

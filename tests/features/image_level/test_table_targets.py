@@ -30,10 +30,16 @@ def test_labels_suggest_the_kind(columns, kind):
 
 def test_the_order_of_grades_in_words_is_asked_for():
     labels = [["low", "high", "medium"]]
-    with pytest.raises(ArgumentError, match="class_names is needed: .* words, such as 'high', whose order"):
+    with pytest.raises(
+        ArgumentError, match="class_names is needed: .* in words, high, low, medium, whose order"
+    ):
         targets_of_columns(["risk"], labels, "ordinal", None, PATH)
     names = ["low", "medium", "high"]
     assert targets_of_columns(["risk"], labels, "ordinal", names, PATH).names == tuple(names)
+    of_cells = targets_of_columns(["T"], [["T2", "T10", "T1"]], "ordinal", None, PATH)
+    assert of_cells.names == ("T1", "T2", "T10")
+    with pytest.raises(ArgumentError, match="class_names is needed"):
+        targets_of_columns(["TN"], [["T2", "N1"]], "ordinal", None, PATH)
 
 
 @pytest.mark.parametrize("cell", ["a|b", "b; a"])

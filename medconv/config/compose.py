@@ -268,7 +268,7 @@ def explaining(arguments: Sequence[str]) -> Iterator[None]:
         how = "and a value with spaces, commas, brackets or other special characters as 'KEY=\"VALUE\"'"
         if any(argument.startswith("=") or argument.endswith("=") for argument in arguments):
             how = "without spaces around ="
-        elif "null" in error.override and "(" in error.override:  # Hydra's choice takes no null
+        elif re.search(r"=\w+\([^)]*\bnull\b", error.override):  # Hydra's choice takes no null
             how = "and null among several values as KEY=null,VALUE"
         elif "{" in error.override:  # Hydra has no quotes for what stands before a colon
             how += "; words before a colon in {} have no quotes: those with ^, quotes or other letters than "

@@ -311,8 +311,9 @@ def _no_key(key: str, arguments: Sequence[str]) -> ConfigError:
     options = _options_with(key)
     if options:
         group, _, name = key.partition(".")
+        new = f", or write +{key}=..." if takes_new_keys(key) else ""
         return ConfigError(
-            f"there is no key {key} with this {group}; {name} is a key of {group}={', '.join(options)}"
+            f"there is no key {key} with this {group}; {name} is a key of {group}={', '.join(options)}{new}"
         )
     config = _config_with(arguments)
     near = nearest(key, list(dotted_keys(config)))
@@ -343,6 +344,8 @@ def _parameters_of(target: str) -> Mapping[str, Parameter]:
 def _options_with(key: str) -> list[str]:
     """Options of a key's group that have this key, such as bce for loss.class_weights."""
     group, _, name = key.partition(".")
+    if name.startswith("layout."):  # arguments of many layouts have the same names
+        return []
     files = sorted((conf_dir() / group).glob("*.yaml"))
     return [file.stem for file in files if name in _names(OmegaConf.to_container(OmegaConf.load(file)))]
 

@@ -431,7 +431,8 @@ def _warn_of_seen_cases(config: RunConfig, prepared: PreparedData) -> None:
     same_root = False
     with suppress(ConfigError, KeyError, TypeError):  # no run's folder, or of an earlier version
         root = RunDir(weights.parent.parent, "never").earlier_config()["data"]["root"]
-        same_root = root is not None and root == config.data.root
+        roots = [Path(each).resolve() for each in (root, config.data.root) if each]
+        same_root = len(roots) == 2 and roots[0] == roots[1]
     identity.warn_of_seen_cases(weights, prepared.identity, same_root)
 
 

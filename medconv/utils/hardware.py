@@ -48,17 +48,21 @@ def read_at_once(value: Tensor) -> bool:
     return value.is_cpu
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(largest: int = 2**28, spare: int = 2**29) -> None:
     """Large arrays that are freed are used again, not given back to the system and taken anew.
 
     Predicting 105 classes on a CPU, where each window's logits are 110 MB, spent 4 of 14 s on that, and a
-    training step a tenth of its time. Only glibc has this setting; it holds for the process, in which at most
-    512 MiB then wait for use.
+    training step a tenth of its time. Only glibc has this setting; it holds for the process and its forks, in
+    which some hundred MB then wait for use.
+
+    Args:
+        largest: bytes of an array. By default glibc keeps those of 32 MiB at most, if such were freed.
+        spare: bytes that are free in a row, from which they are given back.
     """
     mallopt = _glibc("mallopt")
     # Older versions allow 32 MiB; a trim threshold alone would end its own search for a good value
-    if mallopt is not None and (mallopt(_MMAP_THRESHOLD, 2**28) or mallopt(_MMAP_THRESHOLD, 2**25)):
-        mallopt(_TRIM_THRESHOLD, 2**29)
+    if mallopt is not None and (mallopt(_MMAP_THRESHOLD, largest) or mallopt(_MMAP_THRESHOLD, 2**25)):
+        mallopt(_TRIM_THRESHOLD, spare)
 
 
 def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/self/cgroup")) -> int:

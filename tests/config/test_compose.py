@@ -445,3 +445,15 @@ def test_a_subclass_of_our_network_keeps_its_convolution(tmp_path, monkeypatch):
         config_of("model._target_=medconv.features.monai_networks.networks.DenseNet").conv._target_
         == "medconv.convs.plain"
     )
+
+
+def test_a_sweep_may_have_its_values_among_hydras_keys():
+    jobs = compose.compose(["-m", "+hydra.sweeper.params.seed='0,1'"])
+    assert [job.values["seed"] for job in jobs] == [0, 1]
+
+
+def test_null_among_several_values_is_no_choice():
+    with pytest.raises(
+        ConfigError, match=r"cannot read seed=choice\(null,1\): .* null among several values as"
+    ):
+        compose.compose(["-m", "seed=choice(null,1)"])

@@ -27,6 +27,7 @@ from medconv.data.preprocessing.preprocess import Entry
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.atomic_io import TOO_MANY_FILES
 from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.hardware import keep_freed_memory
 from medconv.utils.signals import PREEMPTING, RunInterrupted, StopRequest
 
 # What a terminal and Slurm send to all processes of a run
@@ -220,6 +221,7 @@ def _blocked_signals() -> Iterator[None]:
 
 def init_worker(worker: int) -> None:
     """One thread per worker, also in numpy and scipy; objects of the main process are not garbage-collected.
+    It keeps no more freed memory than other processes do.
 
     A collection writes to every object, which would copy their memory pages into each worker. Workers ignore
     the signals of a terminal or Slurm: the main process handles them and still needs its workers.
@@ -227,6 +229,7 @@ def init_worker(worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)  # first: threads inherit it, also those of BLAS
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
+    keep_freed_memory(2**25, 2**26)
     sys.excepthook = _except_lost_connections
     queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -38,7 +38,7 @@ def targets_of_columns(
     Raises:
         ValueError: an unknown kind, or labels that do not fit it.
     """
-    if not class_names and target_type in (None, "regression"):
+    if not class_names and target_type in (None, "regression", "ordinal"):
         _check_decimals(columns, labels, path)
     if target_type:
         kind = target_type

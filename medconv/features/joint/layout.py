@@ -49,11 +49,11 @@ def joint(
         dataset = folder(images or "", labels or "", class_names, modality, root)
     else:
         dataset = auto(root or "")
-        if class_names:
+        if class_names and tuple(class_names) != dataset.class_names:
             raise ArgumentError(
                 "class_names", f"={list(class_names)}: has no effect, as {root} names its classes itself"
             )
-        if modality != _DEFAULT_MODALITY:
+        if modality != _DEFAULT_MODALITY and {*dataset.modalities} != {modality}:
             raise ArgumentError(
                 "modality", f"={modality}: has no effect, as {root} names its channels itself"
             )
@@ -111,7 +111,13 @@ def _read(
     ids = row_ids(path, header, rows, used_columns=columns)
     # the text of each row, empty where it stands for no value
     cells = [["" if is_missing(row[column], names) else row[column] for row in rows] for column in columns]
-    of_image = targets_of_columns(columns, cells, target_type, names, path)
+    try:
+        of_image = targets_of_columns(columns, cells, target_type, names, path)
+    except ArgumentError as error:
+        argument = "value_names" if error.argument == "class_names" else error.argument
+        raise ArgumentError(argument, *error.pieces) from error
+    except ValueError as error:
+        raise ValueError(str(error).replace("in class_names", "in value_names")) from error
     values: dict[str, tuple[float, ...]] = {}
     errors: dict[str, str] = {}
     for row_id, (number, _), *texts in zip(ids, numbered_rows, *cells, strict=True):

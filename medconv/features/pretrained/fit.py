@@ -118,15 +118,6 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
     return mean.to(value.dtype).expand(*shape)
 
 
-def reordered(value: Tensor, order: Sequence[int]) -> Tensor | None:
-    """A kernel of an input layer with its channels in another order; None: it has another number of them.
-
-    Args:
-        order: which of its channels each of the image's is.
-    """
-    return value.index_select(1, torch.tensor(order)) if value.shape[1] == len(order) else None
-
-
 def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any) -> int:
     """The spatial axis (0 to 2) that 2D kernels lack: the one for which most kernels fit, for all layers.
 
@@ -240,11 +231,8 @@ class Fit:
         if inflated is not None:
             value = inflated
             changes.append(f"2D to 3D by {self.inflate_2d}, axis {self.axis}")
-        if self.channel_order and value.ndim > 2 and within(name, self.layers.image):
-            in_order = reordered(value, self.channel_order)
-            if in_order is None:
-                return None, "its channels are in another order"
-            value = in_order
+        if self.channel_order and value.ndim > 1 and within(name, self.layers.image):
+            value = self._in_order(name, value, self.channel_order)
             changes.append("channels by name")
         if value.shape != shape and within(name, self.layers.image):
             adapted = to_channels(value, shape, self.num_channels)
@@ -257,6 +245,23 @@ class Fit:
         if value.is_floating_point() != pair.network.is_floating_point() or value.is_complex():
             return None, f"{value.dtype} in the file, here {pair.network.dtype}"
         return value, f"{file_shape} to {shape}: {', '.join(changes)}" if changes else ""
+
+    def _in_order(self, name: str, value: Tensor, order: Sequence[int]) -> Tensor:
+        """A tensor of an input layer with the channels in the order of the image's.
+
+        Raises: ConfigError: it is neither a kernel (out, in, ...) nor what one is computed from (..., in).
+        """
+        layer = module_of(name)
+        if f"{layer}.parametrizations.weight.0." in name:  # fixed, such as filters
+            return value
+        axis = {f"{layer}.weight": 1, f"{layer}.parametrizations.weight.original": -1}.get(name)
+        is_transposed = isinstance(convolution_of(self.network, name), TRANSPOSED)
+        if layer not in self.layers.image or axis is None or is_transposed or value.shape[axis] != len(order):
+            raise configs.ConfigError(
+                f"init.pretrained: its channels are in another order, which {name} cannot follow; list the "
+                "channels in its order"
+            )
+        return value.index_select(axis, torch.tensor(order))
 
     def _inflated(self, name: str, pair: Pair) -> Tensor | None:
         """A 2D kernel for a 3D layer; None: it is no such kernel, or is not wanted."""

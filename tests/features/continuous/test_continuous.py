@@ -13,7 +13,7 @@ from skimage.metrics import structural_similarity
 from medconv.data.per_case import with_missing_channels
 from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_case
-from medconv.features.continuous import metrics
+from medconv.features.continuous import labels, metrics
 from medconv.features.continuous.evaluation import evaluate
 from medconv.features.continuous.layout import image_pairs
 from medconv.features.continuous.losses import ImageLoss
@@ -151,6 +151,46 @@ def test_what_pads_a_patch_has_the_lowest_value_of_the_targets(pairs):
     in_units = targets.encode(padded) * targets.std + targets.mean
     assert in_units[..., :-4].numpy() == pytest.approx(dose[None, None], abs=1e-3)
     assert torch.allclose(in_units[..., -4:], torch.tensor(targets.low))
+
+
+def test_mean_spread_and_lowest_value_are_those_of_all_voxels_of_the_targets(tmp_path):
+    """Not means over images: here the voxels of two images lie apart, and those of each are alike."""
+    images = [np.full((4, 4, 4), 10.0), np.full((4, 4, 4), 30.0)]
+    images[0][0, 0, 0] = 8
+    for name, image in zip("ab", images, strict=True):
+        save(tmp_path / f"images/{name}.nii.gz", image)
+        save(tmp_path / f"targets/{name}.nii.gz", image)
+    targets = image_pairs("images", "targets", root=str(tmp_path)).targets
+    expected = (np.mean(images), np.std(images), np.min(images))
+    assert (targets.mean, targets.std, targets.low) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("same_units", [False, True])
+def test_patches_are_centred_where_the_image_is_bright_and_not_the_target(same_units, tmp_path):
+    """Bright in the first half, the target in the second one."""
+    image, target = np.full((8, 6, 4), 1.0), np.full((8, 6, 4), 1.0)
+    image[:4], target[4:] = 5, 9
+    save(tmp_path / "images/a.nii.gz", image)
+    save(tmp_path / "targets/a.nii.gz", target)
+    dataset = image_pairs("images", "targets", same_units, root=str(tmp_path))
+    spacing_mm = tuple(np.abs(np.diag(AFFINE))[:3])
+    config = PreprocessingConfig(3, spacing_mm, ("zscore",), ({},))
+    prepared = preprocess_case(dataset.cases[0], config, 2, dataset.targets)
+    np.testing.assert_array_equal(prepared.label.squeeze(), image == 5)
+
+
+def test_a_constant_added_to_both_images_changes_no_ssim():
+    rng = torch.Generator().manual_seed(0)
+    outputs, target = (torch.rand(2, 1, 12, 12, generator=rng) for _ in range(2))
+    loss = ImageLoss(ssim=1.0)
+    assert float(loss(outputs - 3, target - 3)) == pytest.approx(float(loss(outputs, target)), abs=1e-4)
+
+
+def test_prepared_targets_are_those_of_one_lowest_value():
+    """They are stored less that value, unless they are differences to the image."""
+    for same_units in (False, True):
+        settings = [labels.settings(ContinuousTargets(same_units=same_units, low=low)) for low in (1.0, 2.0)]
+        assert (settings[0] == settings[1]) == same_units
 
 
 def wrong_pair(tmp_path, image, target, same, affine):

@@ -1,6 +1,7 @@
 """medconv/features/cross_validation/: folds that are there, missing, or do not belong together."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,26 @@ def test_of_a_fold_trained_twice_the_later_run_counts(sweep_folder):
     assert cross_validation.read(sweep_folder)[0].warnings == ()
 
 
+def test_the_run_of_a_fold_that_ended_last_counts_whatever_its_name(sweep_folder):
+    first = by_fold(sweep_folder)["1"]
+    for name, seconds in (("a", 1), ("z", 2)):
+        summary = Path(shutil.copytree(first, sweep_folder / name)) / "summary.json"
+        os.utime(summary, (seconds, seconds))
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert crossval.folds[1].name == first.name
+    assert crossval.warnings[-1] == f"fold 1 was trained twice; {first.name} counts, z does not"
+
+
+def test_a_fold_that_is_there_is_not_looked_for_in_another_config(sweep_folder):
+    runs = by_fold(sweep_folder)
+    config = Path(shutil.copytree(runs["1"], sweep_folder / "other")) / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 7"))
+    shutil.rmtree(runs["2"])
+    warnings = [each.warnings for each in cross_validation.read(sweep_folder, min_folds=1)]
+    assert len(warnings) == 2
+    assert not any("another config" in warning for each in warnings for warning in each)
+
+
 def test_folds_of_other_configs_are_not_averaged(sweep_folder):
     path = by_fold(sweep_folder)["2"] / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
@@ -102,6 +123,16 @@ def test_skipped_cases_are_named(sweep_folder):
     assert cross_validation.read(sweep_folder)[0].warnings == (
         "case_8: skipped by data.on_invalid_case=skip, so not validated",
     )
+
+
+def test_a_skipped_case_is_not_said_to_lack_validation(sweep_folder):
+    path = by_fold(sweep_folder)["1"] / "summary.json"
+    rows = json.loads(path.read_text())["val/cases"]
+    (left_out, *_) = rows
+    validated = {case: row for case, row in rows.items() if case != left_out}
+    edit(path, **{"val/cases": validated, "skipped_cases": {left_out: "broken"}})
+    (warning,) = cross_validation.read(sweep_folder)[0].warnings
+    assert warning.startswith(f"{left_out}: skipped by data.on_invalid_case=skip")
 
 
 def test_cases_that_were_not_validated_are_named(sweep_folder):

@@ -55,6 +55,18 @@ class Fixed(nn.Conv2d):
         return super().forward(x)
 
 
+class Takes(nn.Conv2d):
+    """Takes so many seconds forward."""
+
+    def __init__(self, seconds):
+        super().__init__(2, 3, 3)
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        CLOCK.seconds += self.seconds
+        return super().forward(x)
+
+
 def layer(custom, size=8):
     convs = [made(2, 3, 3, padding=1) for made in (nn.Conv2d, custom)]
     return Layer("encoder.0", 2, convs[0], convs[1], torch.randn(1, 2, size, size))
@@ -118,6 +130,16 @@ def test_the_price_of_a_network_names_the_layer_that_adds_most(seconds):
     dear = replace(layer(Fixed), name="decoder.1")
     result = price([plain, dear, plain], seconds)
     assert result["ratio"] > 1 and result["layer"] == "decoder.1"
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_the_price_counts_each_layer_of_the_network():
+    """Three layers that take 1 s more each, and one that takes 2 s more."""
+    image = torch.randn(1, 2, 8, 8)
+    layers = [Layer("many", 3, Takes(1), Takes(2), image), Layer("one", 1, Takes(1), Takes(3), image)]
+    result = price(layers, 0.0)
+    assert result["ratio"] == pytest.approx((3 * 2 + 3) / 4, rel=1e-3)
+    assert result["layer"] == "many"
 
 
 @pytest.mark.usefixtures("by_hand")

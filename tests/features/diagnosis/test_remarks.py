@@ -77,6 +77,17 @@ def test_a_kernel_that_is_computed_in_place_is_measured(tmp_path):
     assert summary["conv_price"]["ratio"] > 0
 
 
+def test_another_convolution_of_the_same_network_is_measured_anew(own, tmp_path, monkeypatch):
+    monkeypatch.setattr(remarks, "_SECONDS", 0.0)
+    folder = RunDir(tmp_path / "run")
+    config, prepared = run.prepare(tiny.checked(tiny.write_dataset(tmp_path / "data"), "conv=basis"), folder)
+    resolved = run.resolve(config, prepared, folder)
+    assert remarks.price(resolved) is not None
+    dear = replace(resolved, conv={"_target_": f"{own}.twenty_times", "_partial_": True})
+    assert remarks.price(dear) is not None
+    assert len([*(tmp_path / "prepared" / "conv_price").glob("*.json")]) == 2
+
+
 def test_a_measurement_that_fails_is_a_warning(own, tmp_path, caplog):
     dataset = tiny.write_dataset(tmp_path / "data")
     folder = RunDir(tmp_path / "run")
@@ -136,6 +147,11 @@ def test_the_advice_is_a_setting_not_yet_used():
 
 def test_more_workers_than_cores_are_not_advised():
     assert "try augmentation=none" in str(verdict(shares(data_wait=0.5), config(), cores=2))
+
+
+def test_the_processes_of_a_machine_share_its_cores():
+    of_two = replace(config(), trainer=TrainerConfig(devices=2, precision="bf16-mixed", accelerator="cpu"))
+    assert str(verdict(shares(data_wait=0.5), of_two, cores=16)).endswith("with 16 cores; try 8")
 
 
 def test_no_verdict_without_a_measurement():

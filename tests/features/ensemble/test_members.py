@@ -13,14 +13,16 @@ from helpers import tiny
 from helpers.processes import FORKED, Forked
 from helpers.stopped import stopped
 
-from medconv.config import ConfigError, DataConfig, RunConfig
+from medconv.config import ConfigError, DataConfig, RunConfig, TrainerConfig
 from medconv.features.autotune import plan_size
 from medconv.features.autotune.plan_size import Timing
-from medconv.features.ensemble import members, shares
+from medconv.features.ensemble import gains, members, shares
 from medconv.features.ensemble.members import Member, devices_of, members_of
 from medconv.inference.load import checkpoints_of
 from medconv.inference.predictor import Predictor
+from medconv.targets.label_map import LabelMapTargets
 from medconv.training.run_dir import RunDir
+from medconv.utils.digests import digest
 from medconv.utils.exit_codes import BUG, DONE, PREEMPTED, USER
 
 # An epoch, and so a checkpoint, has two steps; with progress lines, the log says where a run resumed.
@@ -237,6 +239,57 @@ def test_members_take_the_folds_of_a_file(tmp_path):
     ]
 
 
+def test_each_member_has_the_next_seed_after_that_of_the_config(tmp_path):
+    found = members_of(RunConfig(seed=7), RunDir(tmp_path), (), 3, folds=False)
+    keys = [key for member in found for key in member.arguments if key.startswith("seed=")]
+    assert keys == ["seed=7", "seed=8", "seed=9"]
+
+
+def test_members_train_on_the_devices_that_the_environment_names(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5,7")
+    trainer = TrainerConfig(accelerator="gpu", devices=[2, 1], precision="32-true")
+    names = [environment["CUDA_VISIBLE_DEVICES"] for environment in devices_of(RunConfig(trainer=trainer))]
+    assert names == ["7", "GPU-5"]
+
+
+def two_members(home, *validated):
+    """Members that have validated these cases of label maps, with the scores 0.5 and 0.25."""
+    found = []
+    for number, cases in enumerate(validated, 1):
+        folder = RunDir(home if number == 1 else home / f"members/{number}")
+        folder.checkpoints.mkdir(parents=True)
+        folder.best.write_text(f"weights {number}")
+        folder.write_summary(
+            **{"val/dice": 0.5 / number, "val/cases": {case: {"box": 0.5} for case in cases}},
+            targets=LabelMapTargets.of_classes(["background", "box"]).plain(),
+        )
+        found.append(Member(number, folder, ()))
+    return found
+
+
+def test_the_mean_of_members_that_validated_other_cases_is_not_scored(tmp_path):
+    """As by --folds; some networks were trained on the cases of the others."""
+    gains.write(two_members(tmp_path, "ab", "bc"), RunConfig(), [])
+    rows = json.loads((tmp_path / "summary.json").read_text())["members"]
+    assert [(row["score"], row["score_of_mean"]) for row in rows] == [(0.5, None), (0.25, None)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_mean_is_scored_anew_if_any_of_its_members_was_trained_anew(number, tmp_path):
+    found = two_members(tmp_path, "ab", "ab")
+    earlier = [{"checkpoint": digest(member.folder.best)[:8], "score_of_mean": 0.75} for member in found]
+    tmp_path.joinpath("summary.json").write_text(
+        json.dumps({**found[0].folder.summary(), gains.KEY: earlier})
+    )
+    gains.write(found, RunConfig(), [])
+    assert found[0].folder.summary()[gains.KEY][1]["score_of_mean"] == 0.75
+    found[number - 1].folder.best.write_text("other weights")
+    with pytest.raises(ValueError, match=r"checkpoints/best.ckpt: refused"):  # it is predicted with
+        gains.write(found, RunConfig(), [])
+
+
 def test_a_smaller_number_refuses_trained_members_and_forgets_those_that_never_began(tmp_path, monkeypatch):
     monkeypatch.setattr(members.subprocess, "Popen", Fake)
     found = [Member(1, RunDir(tmp_path), ("exit(0)",))]
@@ -331,6 +384,31 @@ def test_members_share_the_time_in_which_each_case_is_seen_often(
     time = f"trainer.max_time=00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     more = (time, "schedule.patch=whole", "data.patch_size=[16,18,12]", f"data.cache_dir={tmp_path}")
     assert shares.rounds(tiny.checked(dataset, *more), RunDir(tmp_path / "run"), [{}] * devices) == expected
+
+
+def test_each_batch_that_a_step_accumulates_is_seen(dataset, tmp_path, monkeypatch):
+    """A step of two batches takes twice as long, and sees twice as many cases."""
+    monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(0.25, 0.25))
+    monkeypatch.setattr(shares, "ENOUGH_STEPS", 1)
+    more = ("schedule.patch=whole", "data.patch_size=[16,18,12]", f"data.cache_dir={tmp_path}")
+    found = []
+    for batches in (1, 2):
+        keys = ("trainer.max_time=00:00:01:00", f"trainer.accumulate_grad_batches={batches}", *more)
+        found.append(shares.rounds(tiny.checked(dataset, *keys), RunDir(tmp_path / "run"), [{}]))
+    assert found == [2, 2]
+
+
+def test_there_are_as_many_members_as_the_values_of_vary_need(dataset, tmp_path, monkeypatch, capsys):
+    """Two at once, and three values: a second round, also if the time is for one."""
+    monkeypatch.setattr(plan_size, "_timed", lambda trial: Timing(0.5, 0.5))
+    settings = ("trainer.devices=2", "trainer.max_time=00:00:01:00", f"data.cache_dir={tmp_path}")
+    more = (*settings, "run.dry_run=true", f"run.dir={tmp_path}/run")
+    vary = ("--vary", "conv=none,basis,smooth")
+    arguments = ("--members", "auto", *vary, *tiny.overrides(dataset), *more)
+    assert tiny.call(monkeypatch, "ensemble", *arguments) == DONE
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("medconv train")]
+    assert [name in line for line in lines for name in ["trainer.max_time=00:00:00:30"]] == [True] * 4
+    assert [line.rpartition(" conv=")[2].split()[0] for line in lines] == ["none", "basis", "smooth", "none"]
 
 
 def test_a_run_that_began_says_by_its_own_time_how_many_members_follow(trained, tmp_path):

@@ -40,6 +40,25 @@ def test_logits_that_differ_leave_no_file(exported, tmp_path, monkeypatch, capsy
         assert {*tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda record: record["targets"].update(ignore=9), "members/2.*: its targets differ from those of"),
+        (
+            lambda record: record["config"]["task"].update(overlap=0.75),
+            "members/2.*: has another preprocessing or window than",
+        ),
+    ],
+)
+def test_no_mean_is_written_of_networks_that_are_used_differently(edit, message, exported, tmp_path):
+    for folder, change in (("checkpoints", lambda record: None), ("members/2/checkpoints", edit)):
+        (tmp_path / folder).mkdir(parents=True)
+        exports.variant(exported.checkpoint, tmp_path / folder / "best.ckpt", change)
+    with pytest.raises(ValueError, match=message):
+        export.export(tmp_path, tmp_path / "mean.ts", ExportOptions("torchscript"))
+    assert not (tmp_path / "mean.ts").exists()
+
+
 def test_bad_options_are_one_error_and_write_nothing(exported, tmp_path, monkeypatch, capsys):
     branching = exports.variant(
         exported.checkpoint,

@@ -14,8 +14,9 @@ from medconv.data.case import Grid
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
 from medconv.features.export import bundle_documents, export
 from medconv.features.export.job import ExportOptions
-from medconv.features.export.monai_bundle import _normalisation, _postprocessing
+from medconv.features.export.monai_bundle import _inferer, _normalisation, _postprocessing, _preprocessing
 from medconv.inference.predictor import Predictor
+from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets.regions import RegionTargets
 
 pytest.importorskip("ignite")
@@ -127,6 +128,33 @@ def test_the_bundle_normalises_as_medconv(names):
     transform = ConfigParser(config).get_parsed_content("all")
     normalised = transform({"image": torch.from_numpy(image)})["image"]
     np.testing.assert_allclose(np.asarray(normalised), expected, atol=1e-5)
+
+
+def test_a_channel_of_one_value_is_normalised_as_medconv():
+    constant = {"percentile_00_5": 2.0, "percentile_99_5": 2.0, "mean": 2.0, "std": 0.0}
+    preprocessing = PreprocessingConfig(3, (1.0, 1.0, 1.0), ("dataset", "ct"), (constant, constant))
+    image = np.full((2, 3, 4, 5), 2, np.float32)
+    config = {"imports": ["$import torch"], "all": _normalisation(preprocessing)[0]}
+    normalised = ConfigParser(config).get_parsed_content("all")({"image": torch.from_numpy(image)})["image"]
+    np.testing.assert_array_equal(np.asarray(normalised), 0)
+
+
+@pytest.mark.parametrize("slice_axis", [0, 1, 2])
+def test_slices_keep_their_distance_and_have_their_own_windows(slice_axis):
+    preprocessing = PreprocessingConfig(2, (0.5, 2.0), ("none",), ({},), slice_axis=slice_axis)
+    pixdim = _preprocessing(preprocessing)[-1]["pixdim"]
+    assert pixdim == [*(0.5, 2.0)[:slice_axis], -1, *(0.5, 2.0)[slice_axis:]]
+    sizes = []
+
+    def network(windows):
+        sizes.append(tuple(windows.shape[1:]))
+        return windows.clone()
+
+    image = torch.rand(1, 1, *(4, 9)[:slice_axis], 3, *(4, 9)[slice_axis:])
+    window = SlidingWindow((4, 6), overlap=0.75, batch_size=1, slice_axis=slice_axis)
+    inferer = ConfigParser({"inferer": _inferer(window)}).get_parsed_content("inferer")
+    torch.testing.assert_close(inferer(image, network), image)
+    assert sizes == [(1, 4, 6)] * 3 * 4  # 3 slices, windows that begin at 0, 1, 2 and 3
 
 
 def test_the_bundle_decodes_regions_as_medconv():

@@ -126,7 +126,8 @@ def test_a_case_that_fails_takes_no_other_with_it(files, tmp_path, predicting, c
     errors = capsys.readouterr().err
     assert "2 of 6 cases could not be predicted" in errors and "Traceback" not in errors
     assert (
-        "colours.png: the network was trained on 1 channel (grey), found 3" in errors
+        "colours.png: the network was trained on 1 channel (grey), found 3; save a colour picture in grey"
+        in errors
         and "case damaged" in errors
     )
     before = (tmp_path / "out/predictions.csv").read_text()

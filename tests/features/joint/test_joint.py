@@ -150,6 +150,17 @@ def test_a_stopped_prediction_goes_on_with_a_whole_table(root, predictions, monk
     assert (predictions / "predictions.csv").read_text() == table
 
 
+def test_further_images_join_the_table_of_earlier_ones(root, predictions, tmp_path, monkeypatch):
+    shutil.copytree(predictions, tmp_path / "predicted")
+    (tmp_path / "more").mkdir()
+    shutil.copy(root / "images/case01.nii.gz", tmp_path / "more/other.nii.gz")
+    folders = ("--input", tmp_path / "more", "--output", tmp_path / "predicted")
+    assert tiny.call(monkeypatch, "predict", "--checkpoint", root / "run", *folders) == DONE
+    rows = rows_of(tmp_path / "predicted/predictions.csv")
+    assert list(rows) == ["other", *(f"case{number:02}" for number in range(CASES))]
+    assert {**rows["other"], "case": "case01"} == rows["case01"]
+
+
 def test_both_are_evaluated_at_once(root, predictions, tmp_path, monkeypatch, capsys):
     labels = tmp_path / "labels.csv"
     labels.write_text((root / "values.csv").read_text() + f"\ncase{CASES - 1},,")
@@ -375,6 +386,24 @@ def test_a_cross_validation_has_both():
     assert targets.scores.case_cells(rows["c"]) == {"dice/box": 0.9}
 
 
+def test_the_value_has_its_mean_over_cases_and_that_over_folds():
+    """Two cases are right in one fold, one is wrong in the other."""
+    targets = JointTargets(("box",), ((1,),), of_image=CLASSES)
+    right = {"dice": [0.5], "outputs": [0.9, 0.1], "values": [0.0]}
+    wrong = {**right, "values": [1.0]}
+    scores = targets.scores.over_folds([{"a": right, "b": right}, {"c": wrong}])
+    names = [name for name, _ in targets.scores.columns(targets.scores.summary({"a": right}))]
+    lines = dict(targets.scores.over_folds_lines(scores, 3))
+    place = names.index("accuracy")
+    assert lines["all cases, mean"][place] == pytest.approx(2 / 3)
+    assert lines["mean of folds"][place] == pytest.approx(1 / 2)
+
+
+def test_a_number_far_off_counts_linearly():
+    loss = JointLoss(DiceCrossEntropy()).of(NUMBERS)
+    assert float(loss(torch.tensor([[10.0]]), torch.zeros(1, 1))) == pytest.approx(9.5)
+
+
 @pytest.mark.parametrize(
     ("content", "settings", "text"),
     [
@@ -396,6 +425,16 @@ def test_a_wrong_table_is_named(content, settings, text, root, tmp_path):
         joint(str(table), str(root), "images", "labels", **settings)
 
 
+def test_grades_in_words_ask_for_the_key_that_takes_them(root, tmp_path):
+    (tmp_path / "values.csv").write_text("case,label\ncase00,low\ncase01,high\n")
+    where = str(tmp_path / "values.csv"), str(root), "images", "labels"
+    with pytest.raises(ArgumentError, match="^value_names is needed: column 'label' holds grades in words"):
+        joint(*where, target_type="ordinal")
+    assert (
+        joint(*where, target_type="ordinal", value_names=["low", "high"]).targets.of_image.names[0] == "low"
+    )
+
+
 @pytest.mark.parametrize("settings", [{"class_names": ["background", "liver"]}, {"modality": "CT"}])
 def test_settings_that_the_dataset_itself_has_are_refused(settings, tmp_path):
     dataset = {"channel_names": {"0": "MRI"}, "labels": {"background": 0, "box": 1}, "file_ending": ".nii.gz"}
@@ -406,7 +445,8 @@ def test_settings_that_the_dataset_itself_has_are_refused(settings, tmp_path):
     (tmp_path / "dataset.json").write_text(json.dumps({**dataset, "numTraining": 2}))
     table = tmp_path / "values.csv"
     table.write_text("case,label\na,1\nb,2\n")
-    assert joint(str(table), str(tmp_path)).class_names == ("background", "box")
+    same = {"class_names": ["background", "box"], "modality": "MRI"}
+    assert joint(str(table), str(tmp_path), **same).class_names == ("background", "box")
     (key,) = settings
     with pytest.raises(ArgumentError, match=f"{key}=.* has no effect, as {tmp_path} names its"):
         joint(str(table), str(tmp_path), **settings)

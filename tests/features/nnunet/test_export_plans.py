@@ -83,6 +83,23 @@ def test_orientation_and_resampling_follow_the_convention(convention, reader, se
     assert kwargs == {"is_seg": False, "order": 3, "order_z": 0, "force_separate_z": separate}
 
 
+def test_each_channel_has_its_own_intensities():
+    """nnU-Net clips none that `dataset` normalises, and those of CT at the percentiles."""
+    other = {"percentile_00_5": -5.0, "percentile_99_5": 70.0, "mean": 30.0, "std": 4.0}
+    plans = _plans(_model(normalisation=("dataset", "ct"), intensities=(MEASURED, other)))
+    measured = plans["foreground_intensity_properties_per_channel"]
+    assert measured == {"0": {**MEASURED, "percentile_00_5": -3.4e38, "percentile_99_5": 3.4e38}, "1": other}
+
+
+def test_regions_are_drawn_in_their_order_and_not_by_value():
+    names, values = ("whole", "core", "enhancing"), ((1, 2, 3), (1, 3), (3,))
+    content = export_plans.dataset_json(
+        replace(_model(), targets=RegionTargets(names, values, order=(2, 1, 3))), "A", 3
+    )
+    assert list(content["labels"]) == ["background", *names]
+    assert content["regions_class_order"] == [2, 1, 3]
+
+
 def test_regions_keep_their_order():
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), order=(1, 2))
     content = export_plans.dataset_json(replace(_model(), targets=regions), "Dataset001_A", 3)

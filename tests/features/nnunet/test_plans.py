@@ -80,3 +80,22 @@ def test_pictures_in_colour_are_divided_by_255(tmp_path):
     model = read(_changed(tmp_path, {}, schemes), "thick")
     assert model.normalisation == ("dataset", "none")
     assert (model.intensities[0]["mean"], model.intensities[0]["std"]) == (0, 255)
+
+
+def test_each_channel_has_its_own_intensities(tmp_path):
+    """By number: with ten channels or more, the order of the names would be another one."""
+    key = "foreground_intensity_properties_per_channel"
+    measured = models.plans("thick")[key]["0"]
+    channels = {str(channel): {**measured, "mean": float(channel)} for channel in reversed(range(11))}
+    schemes = {"normalization_schemes": ["CTNormalization"] * 11, "use_mask_for_norm": [False] * 11}
+    model = read(_changed(tmp_path, {key: channels}, schemes), "thick")
+    assert [channel["mean"] for channel in model.intensities] == list(range(11))
+
+
+def test_a_configuration_overrides_what_it_inherits(tmp_path):
+    base = models.plans("thick")["configurations"]["base"]
+    _changed(tmp_path, {}, {"batch_size": base.get("batch_size", 2)})
+    plans = json.loads((tmp_path / "plans.json").read_text())
+    plans["configurations"]["thick"] |= {"inherits_from": "base", "batch_size": 9}
+    (tmp_path / "plans.json").write_text(json.dumps(plans))
+    assert read(tmp_path, "thick").batch_size == 9

@@ -22,7 +22,7 @@ from monai.networks.nets.resnet import ResNet
 from torch import nn
 
 from medconv.config import ConfigError
-from medconv.convs import separable, swap_convs
+from medconv.convs import basis, se, separable, swap_convs, transform
 from medconv.features.pretrained.fit import Layers
 from medconv.features.pretrained.load import Report, load
 
@@ -317,3 +317,24 @@ def test_channels_in_another_order_are_taken_by_name(tmp_path):
     # other names say nothing of the order
     assert not load(network, path, replace(derived, modalities=["a", "b"]), UNET_LAYERS).reshaped
     assert_same(network, source)
+
+
+@pytest.mark.parametrize("convolution", [basis, se, transform])
+def test_channels_in_another_order_move_as_a_whole_or_not_at_all(convolution, tmp_path):
+    source, network = (unet(channels=4, seed=seed, widths=(32, 64)) for seed in (0, 1))
+    for each in (source, network):
+        swap_convs(each, convolution)
+        each.eval()
+    content = our_checkpoint(source, replace(DERIVED, num_channels=4))
+    content["medconv"]["modalities"] = ["T1", "T2", "T3", "T4"]
+    path = save(tmp_path / "last.ckpt", content)
+    derived = replace(DERIVED, num_channels=4, modalities=["T4", "T3", "T2", "T1"])
+    if convolution is se:
+        with pytest.raises(
+            ConfigError, match=r"another order, which encoder\.0\.0\..* cannot follow; list the"
+        ):
+            load(network, path, derived, UNET_LAYERS)
+        return
+    load(network, path, derived, UNET_LAYERS)
+    image = torch.rand(1, 4, 16, 16)
+    torch.testing.assert_close(network(image.flip(1)), source(image))

@@ -1,6 +1,7 @@
 """medconv/features/raters/: labels of several raters, files of probabilities, and how they are prepared."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -10,13 +11,19 @@ from helpers.stores import rewritten, times, touch
 from helpers.volumes import SHAPE, affine_of, label_array, preprocessing_config, save, write_msd, write_nnunet
 from PIL import Image
 
-from medconv.data.case import Grid
+from medconv.data.case import Case, Grid
 from medconv.data.case_files import image_of, label_of
 from medconv.data.datasets.dataset_json import msd, nnunet
 from medconv.data.datasets.folder import folder
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.preprocess import preprocess_image, preprocess_label
-from medconv.features.raters.labels import preprocess_probabilities, probabilities_on, rated, rater_labels_on
+from medconv.features.raters.labels import (
+    RatedLabel,
+    preprocess_probabilities,
+    probabilities_on,
+    rated,
+    rater_labels_on,
+)
 from medconv.features.raters.probabilities import read_probabilities
 from medconv.features.raters.targets import SoftTargets
 from medconv.metrics.consensus import most_probable
@@ -55,6 +62,18 @@ def test_masks_of_each_rater_have_a_value_of_their_own_for_the_only_class(tmp_pa
         of_first, of_second = rater_labels_on(case, grid)
         assert of_first.sum() == mask.sum()
         np.testing.assert_array_equal(of_first, of_second)
+
+
+def test_prepared_labels_depend_on_what_the_values_of_a_further_rater_stand_for():
+    def declared(*of_further):
+        label = RatedLabel(2, (Path("b.png"),), of_further)
+        return label.declared(Case("a", (Path("a.png"),), Path("a.png"), soft_label=label))
+
+    as_first, bright, inverted = (
+        declared(relabel) for relabel in (None, ((0, 0), (255, 1)), ((0, 1), (1, 0)))
+    )
+    assert as_first == [False]
+    assert as_first != bright != inverted != as_first
 
 
 def test_labels_of_raters_may_be_a_mask_for_each_class(tmp_path):
@@ -102,6 +121,14 @@ def test_files_of_probabilities_may_have_a_channel_for_the_background(tmp_path):
     np.testing.assert_allclose(probabilities, 0.75 * np.stack([label_array(0) == 1, label_array(0) == 2]))
     np.testing.assert_array_equal(label_of(case)[0], label_array(0))
     assert rater_labels_on(case, grid) == []
+
+
+def test_probabilities_have_the_spacing_that_the_dataset_states(tmp_path):
+    dataset = SoftTargets.with_soft_labels(msd(write_probabilities(write_msd(tmp_path, 1))), None, True)
+    case = replace(dataset.cases[0], source_spacing_mm=(0.5, 0.75, 4.0))
+    probabilities, grid = rated(case).probabilities(case)
+    assert grid.spacing_mm == pytest.approx((0.5, 0.75, 4.0))
+    np.testing.assert_array_equal(probabilities_on(case, image_of(case)[1]), probabilities)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,26 @@ def test_of_a_class_that_is_not_annotated_nothing_is_defined():
     assert row["dice"][0] is None and row["brier"][0] is None and row["brier"][1] is not None
 
 
+def test_a_class_that_is_not_annotated_is_not_compared_with_any_rater():
+    """Class `a` differs from the first rater's, `b` is that of both."""
+    first, second = two_raters()
+    one_hot = F.one_hot(torch.tensor(second).long(), 3).movedim(-1, 0).float()
+    row = CLASSES.scores.row(validated([first, second], 50 * one_hot, (True, False, True)))
+    assert row["rater_dice"] == [1.0, 1.0]
+
+
+def test_calibration_is_of_the_box_around_what_is_more_probable_than_background():
+    """The reference lacks the first plane; the network sees `a` in two of its voxels."""
+    first, _ = two_raters()
+    shares = F.one_hot(torch.tensor(first).long(), 3).movedim(-1, 0).float()
+    briers = []
+    for probability in (0.4, 0.6):
+        shares[0, 0, 2, :2], shares[1, 0, 2, :2] = 1 - probability, probability
+        briers += CLASSES.scores.row(validated([first], shares.clamp(min=1e-9).log()))["brier"]
+    # of a: without the plane, and in all six planes of 4 x 4 voxels
+    assert briers == pytest.approx([0, 0, 2 * 0.6**2 / (6 * 4 * 4), 0], abs=1e-6)
+
+
 def test_without_any_foreground_there_is_no_calibration():
     empty = np.zeros((3, 3, 3), np.int16)
     surely_background = torch.tensor([50.0, 0, 0]).view(3, 1, 1, 1).expand(3, 3, 3, 3)

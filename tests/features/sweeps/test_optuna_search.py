@@ -20,7 +20,7 @@ from medconv.config.compose import Composed
 from medconv.features.sweeps import optuna_search, run
 from medconv.features.sweeps.job import Job
 from medconv.features.sweeps.search_space import SearchSpace
-from medconv.targets.scores import DICE
+from medconv.targets.scores import DICE, MonitoredMetric
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 optuna = pytest.importorskip("optuna")
@@ -92,6 +92,21 @@ def test_optuna_is_told_the_result_of_a_trial(code, score, state, tmp_path):
         code,
     )
     assert [t.number for t in optuna_search._next(again, space, settings, optuna)] == [1]
+
+
+def test_a_search_for_the_lowest_error_has_the_lowest_as_its_best_and_ends_after_its_trials(tmp_path):
+    settings = {"n_trials": 3, "n_jobs": 2, "seed": 0}
+    mae = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
+    study = optuna_search._study(tmp_path, settings, mae, optuna)
+    space = SearchSpace({"seed": optuna.distributions.IntDistribution(0, 9)}, [])
+    counts = []
+    for _ in range(3):
+        trials = optuna_search._next(study, space, settings, optuna)
+        counts.append(len(trials))
+        for trial in trials:
+            study.tell(trial.number, float(trial.number + 1))
+    assert counts == [2, 1, 0]
+    assert study.best_value == 1
 
 
 def storage(home):

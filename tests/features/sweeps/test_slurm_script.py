@@ -58,6 +58,13 @@ def test_values_are_quoted_for_sbatch(tmp_path):
     assert "#SBATCH --partition=gpu" in lines
 
 
+def test_so_many_tasks_of_the_array_run_at_once(tmp_path):
+    jobs = [Job((f"seed={seed}",), (), tmp_path) for seed in range(4)]
+    for launcher, array in (({"at_once": 2}, "0-3%2"), ({"at_once": None}, "0-3")):
+        lines = array_script.script(jobs, SLURM, launcher, ["seed"]).splitlines()
+        assert f"#SBATCH --array={array}" in lines
+
+
 def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path, cluster):
     """A cluster that assigns cores by GPU sets no variable, and srun must not get another number."""
     job = Job(("seed=1",), (), tmp_path / "home")

@@ -197,18 +197,21 @@ def test_both_are_evaluated_at_once(root, predictions, tmp_path, monkeypatch, ca
     assert "predictions.csv: no such file" in capsys.readouterr().err
 
 
-def test_a_resumed_run_ends_with_the_same_scores(root):
-    constant = [
-        "scheduler=constant",
-        "weight_averaging=none",
-        "schedule.patch=whole",
-        "data.patch_size=[8,12,8]",
-    ]
-    tiny.trained(*words(root, "whole", *constant))
-    tiny.trained(*words(root, "half", *constant, "trainer.max_steps=2"))
+CONSTANT = ["scheduler=constant", "weight_averaging=none", "schedule.patch=whole", "data.patch_size=[8,12,8]"]
+
+
+@pytest.fixture(scope="module")
+def whole(root):
+    """A second run, of other settings."""
+    tiny.trained(*words(root, "whole", *CONSTANT))
+    return root / "whole"
+
+
+def test_a_resumed_run_ends_with_the_same_scores(root, whole):
+    tiny.trained(*words(root, "half", *CONSTANT, "trainer.max_steps=2"))
     resumed = f"run.resume={root}/half/checkpoints/last.ckpt"
-    tiny.trained(*words(root, "rest", *constant, resumed))
-    last = [checkpoint_io.read(root / name / "checkpoints/last.ckpt") for name in ("whole", "rest")]
+    tiny.trained(*words(root, "rest", *CONSTANT, resumed))
+    last = [checkpoint_io.read(folder / "checkpoints/last.ckpt") for folder in (whole, root / "rest")]
     assert last[0]["medconv"]["validation"] == last[1]["medconv"]["validation"]
 
 
@@ -231,7 +234,7 @@ def test_images_that_are_predicted_at_once_keep_their_own_values(root):
     np.testing.assert_allclose(at_once, one_by_one * 3, rtol=1e-6)
 
 
-def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root, monkeypatch):
+def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root, whole, monkeypatch):
     made = []
 
     class Recorded(inference.MapOutputs):
@@ -241,7 +244,7 @@ def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root, monkey
 
     monkeypatch.setattr(inference, "MapOutputs", Recorded)
     image = root / "images/case01.nii.gz"
-    checkpoints = [root / "run", root / "whole"]
+    checkpoints = [root / "run", whole]
     predictors = [Predictor.load(path) for path in (*checkpoints, checkpoints)]
     case_inputs = [predictor._input_of([image], None, None) for predictor in predictors]
     outputs = [

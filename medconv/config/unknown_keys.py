@@ -347,14 +347,8 @@ def _options_with(key: str) -> list[str]:
     if name.startswith("layout."):  # arguments of many layouts have the same names
         return []
     files = sorted((conf_dir() / group).glob("*.yaml"))
-    return [file.stem for file in files if name in _names(OmegaConf.to_container(OmegaConf.load(file)))]
-
-
-def _names(node: Any) -> Iterator[str]:
-    """The dotted names of keys of a file and of the nodes in it, also of keys that are null."""
-    for key, value in node.items() if isinstance(node, dict) else ():
-        yield str(key)
-        yield from (f"{key}.{name}" for name in _names(value))
+    contents = {file.stem: OmegaConf.to_container(OmegaConf.load(file)) for file in files}
+    return [option for option, content in contents.items() if name in dotted_keys(content)]
 
 
 def _config_with(arguments: Sequence[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from medconv.config import ConfigError, validate
 from medconv.config.schema import list_options
 from medconv.inference.load import load
 from medconv.targets.label_map import LabelMapTargets
+from medconv.training import run
 from medconv.training.run import checked_config, with_loss
 from medconv.utils import checkpoint_io, signals
 from medconv.utils.exit_codes import DONE
@@ -58,6 +59,27 @@ def test_gpu_memory_can_be_used_again_while_patches_grow(dataset, tmp_path, monk
     with pytest.raises(signals.RunInterrupted):
         tiny.train(dataset, tmp_path / "run", *layout, "trainer.accelerator=auto", *overrides)
     assert ("PYTORCH_ALLOC_CONF" in os.environ) == expands
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_training_on_a_cpu_keeps_freed_memory(has_gpu, dataset, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(run, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    layout = ["data.layout._target_=tests.training.test_run.layout_that_stops", "+data.layout.agreed=false"]
+    with pytest.raises(signals.RunInterrupted):
+        tiny.train(dataset, tmp_path / "run", *layout, "trainer.accelerator=auto", "schedule.patch=whole")
+    assert kept == ([] if has_gpu else [True])
+
+
+def test_pretrained_weights_of_another_fold_are_named(dataset, tmp_path, caplog):
+    tiny.train(dataset, tmp_path / "first", "data.fold=0")
+    weights = f"init.pretrained={tmp_path}/first/checkpoints/last.ckpt"
+    tiny.train(dataset, tmp_path / "same", "data.fold=0", weights)
+    assert "trained on cases that are validated now" not in caplog.text
+    tiny.train(dataset, tmp_path / "other", "data.fold=1", weights)
+    assert f"{weights}: trained on cases that are validated now" in caplog.text
 
 
 def layout_that_stops(agreed, **_):

@@ -90,10 +90,10 @@ def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
         ids = ["_".join([*_folder_names(path, root), stem(path)]) for path in files]
     counts = Counter(ids)
     repeated = [str(path) for path, case_id in zip(files, ids, strict=True) if counts[case_id] > 1]
-    twice = [str(path) for path, count in Counter(files).items() if count > 1]
-    if twice:
-        raise ValueError(f"{source}: listed more than once: {some(twice, 6)}")
     if repeated:
+        twice = [str(path) for path, count in Counter(files).items() if count > 1]
+        if twice:
+            raise ValueError(f"{source}: listed more than once: {some(twice, 6)}")
         raise ValueError(
             f"{source}: images that would be one case: {some(repeated, 6)}; expected one of each name"
         )

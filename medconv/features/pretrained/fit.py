@@ -232,8 +232,9 @@ class Fit:
             value = inflated
             changes.append(f"2D to 3D by {self.inflate_2d}, axis {self.axis}")
         if self.channel_order and value.ndim > 1 and within(name, self.layers.image):
-            value = self._in_order(name, value, self.channel_order)
-            changes.append("channels by name")
+            in_order = self._in_order(name, value, self.channel_order)
+            changes += [] if in_order is value else ["channels by name"]
+            value = in_order
         if value.shape != shape and within(name, self.layers.image):
             adapted = to_channels(value, shape, self.num_channels)
             if adapted is not None:

@@ -44,8 +44,7 @@ REPORTS = "REPORTS"
 # What `init.pretrained` may name: functions of its text, asked in turn, which return None for what they do
 # not read, or an object with
 #   settings(config) -> the config with what is known of the network and its preprocessing, before the data
-#   planned(config) -> of the run that the weights are from: `size`, `takes_slices` and `origin`, why this run
-#       keeps them; empty: not known
+#   earlier_plan(config) -> `EarlierPlan` of the run that the weights are from; None: not known
 #   load(network, config, derived): overwrites the network's tensors; the config has its interpolations
 WEIGHT_SOURCES = "WEIGHT_SOURCES"
 
@@ -56,7 +55,7 @@ TARGETS = "TARGETS"
 #   "settings": (resolved config, `RunDir`) -> the config with values for the keys that
 #       `config.schema.open_keys` names
 #   "size": (config, planned, derive, budget) -> the `Plan` of the size whose steps fit into
-#       `trainer.max_time`; planned: (size, reason) -> `Plan`; derive: `Plan` -> `Derived`
+#       `trainer.max_time`; planned: (size, reason, warns=True) -> `Plan`; derive: `Plan` -> `Derived`
 #   "steps": (config, `Plan`, `Derived`) -> how many of the plan's steps fit into `trainer.max_time`
 TUNERS = "TUNERS"
 

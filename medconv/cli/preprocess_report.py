@@ -75,7 +75,7 @@ def _check(run_config: RunConfig) -> None:
             measured = measured.at_spacing(assumed)
         print(f"\n{planning_report.table(make_plan(run_config, dataset, measured).rows)}")
         raise
-    planned_data(run_config, dataset, measured, skipped={})
+    planned_data(run_config, dataset, measured, skipped={}, earlier_plan=None)
     print(f"\nno errors in {len(reports)} cases of {dataset.name}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,15 +16,6 @@ from medconv.inference.logit_file import LogitFile
 from medconv.targets.segmentation import SegmentationTargets
 
 Result = TypeVar("Result")
-
-
-class OnCpu(Protocol):
-    """Logits that can go to the CPU."""
-
-    def on_cpu(self) -> Self: ...
-
-
-Logits = TypeVar("Logits", bound=OnCpu)
 
 
 class LogitSource(Protocol):
@@ -150,7 +141,7 @@ def label_map_of(
             sink.put(slab.sources.start, mean)
         # What follows from the mean: the label map, and what features ask for.
         mean_of_all = SlabLogits(groups, slabs, means, targets)
-        planes_of_label[slabs[0].first : slabs[0].stop] = with_cpu_fallback(mean_of_all, SlabLogits.label)
+        planes_of_label[slabs[0].first : slabs[0].stop] = with_cpu_fallback(SlabLogits.label, mean_of_all)
         for answer in answers:
             answer.put(slabs[0], mean_of_all, networks)
     return label
@@ -178,7 +169,7 @@ class SlabLogits:
             label = self.targets.decode_mean(self.mean_probabilities())
         return label.cpu().numpy()
 
-    def on_cpu(self) -> SlabLogits:
+    def cpu(self) -> SlabLogits:
         return replace(self, logits=[logits.cpu() for logits in self.logits])
 
     def mean_probabilities(self) -> Iterator[Tensor]:
@@ -220,13 +211,13 @@ class MeanProbabilities:
         return reduce(torch.add, means)
 
 
-def with_cpu_fallback(logits: Logits, compute: Callable[[Logits], Result]) -> Result:
-    """`compute(logits)`, on the CPU if the GPU runs out of memory."""
+def with_cpu_fallback(compute: Callable[..., Result], *logits: Tensor | SlabLogits) -> Result:
+    """`compute(*logits)`, on the CPU if the GPU runs out of memory."""
     try:
-        return compute(logits)
+        return compute(*logits)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-    return compute(logits.on_cpu())
+    return compute(*(each.cpu() for each in logits))
 
 
 def mean_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

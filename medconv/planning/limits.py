@@ -90,6 +90,26 @@ def need_size(name: str) -> Size:
 
 
 @dataclass(frozen=True)
+class EarlierPlan:
+    """Choices of another run's plan, which a run takes over where its config leaves them open.
+
+    Args:
+        origin: why, for the plan's table.
+        size: a name of `SIZES`.
+        takes_slices: of volumes.
+        slice_axis: across which; None: weights, which fit slices across any axis.
+        normalisation: of each channel.
+    """
+
+    origin: str
+    memory_gb: float | None = None
+    size: str | None = None
+    takes_slices: bool = False
+    slice_axis: int | None = None
+    normalisation: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PlanOverrides:
     """The values of a plan that the caller sets itself; None: the planner decides.
 

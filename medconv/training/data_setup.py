@@ -40,13 +40,14 @@ from medconv.data.preprocessing.store import Store
 from medconv.data.preprocessing.value_bands import Band, band_of
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
+from medconv.planning.limits import EarlierPlan
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.distributed import batch_size_per_process, samples_per_epoch
 from medconv.training.identity import DataIdentity
-from medconv.training.plan_setup import NO_EARLIER_PLAN, check_stages, derived_values, make_plan
+from medconv.training.plan_setup import check_stages, derived_values, make_plan
 from medconv.utils import signals
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
@@ -162,13 +163,13 @@ def files_state(data: DataConfig) -> list[Any]:
 
 @configs.arguments_as_keys("data", "plan")
 def prepare_data(
-    config: RunConfig, verify: bool = False, earlier_plan: Mapping[str, Any] = NO_EARLIER_PLAN
+    config: RunConfig, verify: bool = False, earlier_plan: EarlierPlan | None = None
 ) -> PreparedData:
     """Find, check, plan and preprocess the dataset; finished work is reused.
 
     Args:
         verify: read every preprocessed case again and compare its checksums.
-        earlier_plan: as in `make_plan`; without it this machine and the run's time count.
+        earlier_plan: of the run to resume; None: this machine and the run's time count.
     """
     data = config.data
     # What there is; a wrong split or pair of classes is told before any image is read
@@ -236,7 +237,7 @@ def planned_data(
     dataset: Dataset,
     measured: Fingerprint,
     skipped: Mapping[str, str],
-    earlier_plan: Mapping[str, Any] = NO_EARLIER_PLAN,
+    earlier_plan: EarlierPlan | None,
 ) -> PlannedData:
     """Split and plan of a dataset, and all that can be wrong with them before a case is prepared.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from medconv.config import Derived, PlanConfig, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.limits import PlanOverrides
+from medconv.planning.limits import EarlierPlan, PlanOverrides
 from medconv.planning.planner import PatchSearch, Plan, need_axes, plan
 from medconv.planning.topology import GB, Budget, Network, stem_for
 from medconv.targets import Targets
@@ -48,57 +47,49 @@ _SHARE = {"gpu": 0.8, "cpu": 0.5}
 # per step. On a GPU, going from 23 to 37 GB gave nnU-Net 0.02 points of Dice, averaged over six datasets, in
 # twice the time (Isensee et al. 2024, arXiv:2404.09556).
 _MAX_GB = {"gpu": 24.0, "cpu": 1.0}
-NO_EARLIER_PLAN: Mapping[str, Any] = MappingProxyType({})
 
 
 @configs.arguments_as_keys("data", "plan", **_MODEL_KEYS)
 def make_plan(
-    config: RunConfig,
-    dataset: Dataset,
-    measured: Fingerprint,
-    earlier_plan: Mapping[str, Any] = NO_EARLIER_PLAN,
+    config: RunConfig, dataset: Dataset, measured: Fingerprint, earlier_plan: EarlierPlan | None = None
 ) -> Plan:
     """The plan of a config for a dataset.
 
     Args:
         measured: fingerprint of the dataset.
-        earlier_plan: what `RunDir.planned` has of the run to resume.
+        earlier_plan: of the run to resume; None: a new run.
     Raises:
         ValueError: as `plan`.
     """
-    if not earlier_plan and config.init.pretrained is not None:
-        earlier_plan = weight_source(config.init.pretrained).planned(config)
-    earlier_origin = earlier_plan.get("origin", "as when this run began")
+    if earlier_plan is None and config.init.pretrained is not None:
+        earlier_plan = weight_source(config.init.pretrained).earlier_plan(config)
+    earlier = earlier_plan or EarlierPlan("")
     overrides = _overrides(config)
     kind = dataset.targets.family.own("planning")
     # Exposure and stain differ between pictures; a value that is to be predicted may depend on them
     of_pictures = "zscore" if isinstance(dataset.targets, SegmentationTargets) else "dataset"
-    kept = earlier_plan.get("normalisation", ())  # that of a run to resume may be from before this default
-    if config.data.normalisation is None and len(kept) == len(dataset.modalities):
-        names = {**overrides.names, "normalisation": earlier_origin}
-        overrides = replace(overrides, normalisation=kept, names=names)
+    # That of a run to resume may be from before this default
+    if config.data.normalisation is None and len(earlier.normalisation) == len(dataset.modalities):
+        names = {**overrides.names, "normalisation": earlier.origin}
+        overrides = replace(overrides, normalisation=earlier.normalisation, names=names)
     # The run to resume, or whose weights these are, took slices, and so does this one
-    took_slices = earlier_plan.get("slice_axis") in (0, 1, 2) or earlier_plan.get("takes_slices", False)
     is_open = config.data.spatial_dims is None and config.data.slice_axis is None
-    if took_slices and is_open and measured.spatial_dims == 3 and dataset.targets.per_voxel:
+    if earlier.takes_slices and is_open and measured.spatial_dims == 3 and dataset.targets.per_voxel:
         overrides = replace(
-            overrides,
-            spatial_dims=2,
-            slice_axis=earlier_plan.get("slice_axis"),  # weights have none: they fit slices across any axis
-            dims_origin=earlier_origin,
+            overrides, spatial_dims=2, slice_axis=earlier.slice_axis, dims_origin=earlier.origin
         )
-    budget = _memory_budget(config, earlier_plan.get("memory_gb"))
+    budget = _memory_budget(config, earlier)
     # By an interpolation anywhere in its node
     has_planned_channels = "derived.channels" in str(config.model)
 
-    def planned(size: str, origin: str) -> Plan:
+    def planned(size: str, origin: str, warns: bool = True) -> Plan:
         size_plan = plan(
             measured,
             overrides,
             replace(budget, size=size, size_origin=origin),
             dataset.modalities,
             dataset.targets.num_outputs,
-            warns=bool(origin),
+            warns=warns,
             kind=kind,
             of_pictures=of_pictures,
         )
@@ -108,8 +99,8 @@ def make_plan(
 
     if config.plan.size is not None:
         return planned(config.plan.size, "plan.size")
-    if "size" in earlier_plan:
-        return planned(earlier_plan["size"], earlier_origin)
+    if earlier.size is not None:
+        return planned(earlier.size, earlier.origin)
     on_gpu = uses_gpu(config.trainer.accelerator)
     if config.trainer.max_time is None:
         size = "full" if on_gpu else "large"
@@ -214,15 +205,15 @@ def _with_note_on_channels(size_plan: Plan) -> Plan:
     return replace(size_plan, rows=tuple(rows))
 
 
-def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
-    """The budget of a run; `earlier_gb`: that of the run to resume."""
+def _memory_budget(config: RunConfig, earlier: EarlierPlan) -> Budget:
+    """The budget of a run, or of the one to resume."""
     accelerator = config.trainer.accelerator
     if config.plan.memory_gb is not None:
         gb = config.plan.memory_gb
         origin = "plan.memory_gb"
-    elif earlier_gb is not None:
-        gb = earlier_gb
-        origin = "as when this run began"
+    elif earlier.memory_gb is not None:
+        gb = earlier.memory_gb
+        origin = earlier.origin
     elif uses_gpu(accelerator):
         gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         gb, origin = usable_gb("gpu", min(gpu.total_memory for gpu in gpus))  # the smallest counts

@@ -161,7 +161,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     if config.init.pretrained is not None:
         config = weight_source(config.init.pretrained).settings(config)
     config = with_devices(config)
-    return config, prepare_data(config, earlier_plan=folder.planned())
+    return config, prepare_data(config, earlier_plan=folder.earlier_plan())
 
 
 def checked_config(config: RunConfig) -> RunConfig:

@@ -18,8 +18,9 @@ from typing import IO, Any
 
 from yaml import AliasEvent, SafeLoader, YAMLError, parse
 
-from medconv.config import ConfigError, Node, RunConfig
+from medconv.config import ConfigError, RunConfig
 from medconv.config.values import from_yaml, to_yaml
+from medconv.planning.limits import EarlierPlan
 from medconv.training import identity, summary
 from medconv.training.checkpoint import BEST, LAST, LOG_SIZES, PREVIOUS
 from medconv.training.identity import DataIdentity, config_differences
@@ -29,8 +30,6 @@ from medconv.utils.atomic_io import DISK_ERRORS, write_text
 from medconv.utils.logging import log_into
 
 log = logging.getLogger(__name__)
-# Choices of the plan that depend on the machine and on time, so a resumed run keeps them.
-_KEPT_OF_PLAN = ("memory_gb", "size", "slice_axis", "normalisation")
 _MAX_BYTES = 16 * 2**20  # of a config; ours have some kilobytes, and a few megabytes with a key for each case
 
 
@@ -213,19 +212,27 @@ class RunDir:
         """The config of the run in this folder. Raises: ConfigError: it is missing, empty or damaged."""
         return read_config(self.path / "config.yaml", self.last)
 
-    def planned(self) -> Node:
-        """`memory_gb`, `size`, `slice_axis` and `normalisation` of the plan of the run to resume, which keeps
-        them on another machine, for another time and with a later version; a new run has none.
+    def earlier_plan(self) -> EarlierPlan | None:
+        """What the run to resume keeps on another machine, for another time and with a later version; None:
+        a new run.
         """
         checkpoint = self.resume_from()
         if checkpoint is None:
-            return {}
+            return None
         if self.resume == "auto":
             config = self.earlier_config()
         else:
             config = checkpoint_io.read(checkpoint)["medconv"]["config"]
         derived = config["derived"]
-        return {key: derived[key] for key in _KEPT_OF_PLAN if derived.get(key) is not None}
+        slice_axis = derived.get("slice_axis")
+        return EarlierPlan(
+            origin="as when this run began",
+            memory_gb=derived.get("memory_gb"),
+            size=derived.get("size"),
+            takes_slices=slice_axis is not None,
+            slice_axis=slice_axis,
+            normalisation=tuple(derived.get("normalisation") or ()),
+        )
 
     def global_batch_size(self) -> int | None:
         """That of the run to resume, which keeps it with any number of processes; None: a new run."""

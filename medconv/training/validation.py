@@ -70,13 +70,8 @@ class LabelMapValidation:
         case = batch["case"]
         annotated = batch.get("annotated")
         crop_info = batch["crop_info"].value
-        image = batch["image"][0]
-        axis = slab_axis([window], [image.shape[1:]])
-        grid = SlabGrid(crop_info, axis, image.shape[1 + axis])
-        only_labels = not self.targets.scores_probabilities
-        stream = window.stream(network, image, axis, grid.planes_at_once, only_labels)
-        # Logits that are not finite are scored like others: training has its own guard
-        group = Group(grid, 1.0, [Source(stream, 1.0)], check=lambda logits: None)
+        group = group_of(window, network, batch, only_labels=not self.targets.scores_probabilities)
+        axis = group.grid.axis
         # Shape: (channels, *spatial) -> (channels, planes, *in_plane).
         label = batch["label"][0].movedim(1 + axis, 1)
         seen = _OnPreparedGrid(self.targets, label, annotated, keeps_prediction)
@@ -105,6 +100,18 @@ class LabelMapValidation:
                 "dice": self.targets.scores.summary({case: row})["dice"],
             }
         return Validated(rows={case: row}, predicted=predicted, losses={case: loss})
+
+
+def group_of(
+    window: SlidingWindow, network: Callable[[Tensor], Tensor], batch: Batch, only_labels: bool
+) -> Group:
+    """The logits of a prepared case, in slabs. Args: only_labels: as of `SlidingWindow.stream`."""
+    image = batch["image"][0]
+    axis = slab_axis([window], [image.shape[1:]])
+    grid = SlabGrid(batch["crop_info"].value, axis, image.shape[1 + axis])
+    stream = window.stream(network, image, axis, grid.planes_at_once, only_labels)
+    # Logits that are not finite are scored like others: training has its own guard
+    return Group(grid, 1.0, [Source(stream, 1.0)], check=lambda logits: None)
 
 
 class _OnPreparedGrid:
@@ -140,36 +147,23 @@ class _OnPreparedGrid:
         """As of `LogitSink`."""
         stop = first + logits.shape[1]
         planes = slice(self._planes, stop)
-        new = _Planes(logits[:, self._planes - first :], self._label[:, planes])
+        new = logits[:, self._planes - first :]
+        label = self._label[:, planes]
         if self.prediction is not None:
-            decoded = with_cpu_fallback(new, lambda each: self._targets.decode(each.logits))
-            self.prediction[planes] = decoded.cpu()
-        entropy = with_cpu_fallback(
-            new,
-            lambda each: self._targets.cross_entropy(
-                each.logits[None].float(), each.label[None], self._annotated
-            ),
-        )
+            self.prediction[planes] = with_cpu_fallback(self._targets.decode, new).cpu()
+        entropy = with_cpu_fallback(self._entropy, new, label)
         if entropy is not None:
-            is_labelled = self._targets.labelled(new.label)
-            voxels = new.label[0].numel() if is_labelled is None else int(is_labelled.sum())
+            is_labelled = self._targets.labelled(label)
+            voxels = label[0].numel() if is_labelled is None else int(is_labelled.sum())
             self.entropy_sum += voxels * entropy
             self.labelled += voxels
         if self._targets.scores_probabilities:
             # A copy: the stream will reuse the memory.
-            self.logits.append(new.logits.to("cpu", torch.float32, copy=True))
+            self.logits.append(new.to("cpu", torch.float32, copy=True))
         self._planes = stop
 
-
-@dataclass(frozen=True)
-class _Planes:
-    """Some planes of a case: logits (outputs, planes, *in_plane), label (channels, planes, *in_plane)."""
-
-    logits: Tensor
-    label: Tensor
-
-    def on_cpu(self) -> _Planes:
-        return _Planes(self.logits.cpu(), self.label.cpu())
+    def _entropy(self, logits: Tensor, label: Tensor) -> float | None:
+        return self._targets.cross_entropy(logits[None].float(), label[None], self._annotated)
 
 
 def warn_of_nonfinite(case: str) -> None:

@@ -110,7 +110,7 @@ def test_the_cpu_takes_over_where_gpu_memory_runs_out():
     class Logits:
         moved = False
 
-        def on_cpu(self) -> "Logits":
+        def cpu(self) -> "Logits":
             self.moved = True
             return self
 
@@ -119,4 +119,4 @@ def test_the_cpu_takes_over_where_gpu_memory_runs_out():
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 7
 
-    assert with_cpu_fallback(Logits(), compute) == 7
+    assert with_cpu_fallback(compute, Logits()) == 7

@@ -8,6 +8,7 @@ import yaml
 from helpers import tiny
 
 from medconv.config import ConfigError
+from medconv.planning.limits import EarlierPlan
 from medconv.training.run_dir import RunDir
 
 PLANNED = ["data.batch_size=null", "trainer.max_steps=2", "data.samples_per_epoch=4"]
@@ -57,9 +58,7 @@ def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done, tmp_path):
     content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
     content["medconv"]["config"]["derived"]["memory_gb"] = 0.75
     torch.save(content, path)
-    assert RunDir(tmp_path / "new", str(path)).planned() == {
-        "memory_gb": 0.75,
-        "size": "large",
-        "normalisation": ["zscore"],
-    }
-    assert RunDir(tmp_path / "new").planned() == RunDir(done, "never").planned() == {}
+    assert RunDir(tmp_path / "new", str(path)).earlier_plan() == EarlierPlan(
+        "as when this run began", memory_gb=0.75, size="large", normalisation=("zscore",)
+    )
+    assert RunDir(tmp_path / "new").earlier_plan() is RunDir(done, "never").earlier_plan() is None

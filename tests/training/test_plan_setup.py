@@ -14,6 +14,7 @@ from helpers.plans import fingerprint
 from medconv import config
 from medconv.data.datasets.dataset_json import auto
 from medconv.data.io.raster import write_picture
+from medconv.planning.limits import EarlierPlan
 from medconv.training import plan_setup
 from medconv.training.data_setup import build_data, prepare_data
 
@@ -30,17 +31,18 @@ OPEN = (
     *("data.patch_size=null", "model.channels=${derived.channels}"),
     *("model.strides=${derived.strides}", "model.kernel_size=${derived.kernel_sizes}"),
 )
-SLICES = {"size": "tiny", "slice_axis": 2}
+BEGAN = EarlierPlan("as when this run began", size="tiny")
+SLICES = replace(BEGAN, takes_slices=True, slice_axis=2)
 
 
 @pytest.mark.parametrize(
     ("recorded", "overrides", "dims"),
     [
-        ({}, ["trainer.max_time=00:00:05:00"], 3),
+        (None, ["trainer.max_time=00:00:05:00"], 3),
         (SLICES, [], 2),
         (SLICES, ["trainer.max_time=00:00:05:00", "plan.size=small"], 2),
         (SLICES, ["data.spatial_dims=3"], 3),
-        ({"size": "tiny"}, ["trainer.max_time=00:00:05:00"], 3),
+        (BEGAN, ["trainer.max_time=00:00:05:00"], 3),
     ],
 )
 def test_a_run_that_goes_on_keeps_slices_or_volumes(recorded, overrides, dims, tmp_path, dataset):
@@ -95,7 +97,7 @@ def test_the_smallest_gpu_sets_the_budget(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
     settings = checked(write(tmp_path / "data"), "trainer.precision=32-true")
-    assert plan_setup._memory_budget(settings, None).memory_gb == 12
+    assert plan_setup._memory_budget(settings, EarlierPlan("")).memory_gb == 12
 
 
 @pytest.mark.parametrize(("model", "others"), [("resnet", True), ("encoder", False)])
@@ -139,10 +141,10 @@ def test_pictures_with_label_maps_are_normalised_each_by_itself(tmp_path):
         write_picture(tmp_path / "masks" / f"{i}.png", np.eye(16, dtype=np.uint8))
     arguments = ["data=image_mask", f"data.images={tmp_path}/images", f"data.labels={tmp_path}/masks"]
     arguments += [f"data.cache_dir={tmp_path}/cache", "data.patch_size=[16,16]", "data.prepare_workers=1"]
-    earlier = {"size": "tiny", "normalisation": ["dataset"]}  # of a run that goes on
+    earlier = replace(BEGAN, normalisation=("dataset",))
     for more, earlier_plan, expected in (
-        ([], {}, "zscore"),
-        (["data.normalisation=dataset"], {}, "dataset"),
+        ([], None, "zscore"),
+        (["data.normalisation=dataset"], None, "dataset"),
         ([], earlier, "dataset"),
         (["data.normalisation=rescale"], earlier, "rescale"),
     ):
@@ -153,11 +155,11 @@ def test_pictures_with_label_maps_are_normalised_each_by_itself(tmp_path):
 def test_a_run_that_goes_on_keeps_the_normalisation_of_each_channel(tmp_path):
     root = tiny.write_dataset(tmp_path / "data", cases=4)
     settings = tiny.checked(root, f"data.cache_dir={tmp_path}/cache", "data.prepare_workers=1")
-    kept = prepare_data(settings, earlier_plan={"size": "tiny", "normalisation": ["rescale"]}).plan
+    kept = prepare_data(settings, earlier_plan=replace(BEGAN, normalisation=("rescale",))).plan
     assert kept.normalisation == ("rescale",)
     assert ("normalisation", "rescale", "as when this run began") in kept.rows
     # of a checkpoint with another number of channels
-    others = prepare_data(settings, earlier_plan={"size": "tiny", "normalisation": ["ct", "none"]}).plan
+    others = prepare_data(settings, earlier_plan=replace(BEGAN, normalisation=("ct", "none"))).plan
     assert others.normalisation == ("zscore",)
 
 

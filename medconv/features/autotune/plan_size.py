@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,13 @@ _QUICK = 0.5  # seconds in which a third step is timed
 _BUSY = 1.25  # times its time on a core, beyond which a step was slowed by other work
 
 log = logging.getLogger(__name__)
-Planned = Callable[[str, str], Plan]  # from a size and the reason for it; without one it is only compared
+
+
+class Planned(Protocol):
+    """Makes the plan of a size."""
+
+    def __call__(self, size: str, origin: str, warns: bool = True) -> Plan:
+        """Args: origin: why this size. warns: of what is doubtful; False: the plan is only compared."""
 
 
 def size_for_time(
@@ -44,7 +50,6 @@ def size_for_time(
 
     Args:
         config: of the run.
-        planned: makes the plan of a size.
         derive: what the config's nodes use of a plan.
         budget: its precision and checkpointing count.
     Raises:
@@ -148,11 +153,11 @@ def _sizes_for(accelerator: str) -> list[str]:
 def _plans(planned: Planned, sizes: Sequence[str]) -> dict[str, Plan | None]:
     """The plans of the sizes that differ from that of the next smaller one; None: fits into no memory."""
     smallest, *larger = sizes
-    previous = planned(smallest, "")
+    previous = planned(smallest, "", warns=False)
     plans: dict[str, Plan | None] = {smallest: previous}
     for name in larger:
         try:
-            size_plan = planned(name, "")
+            size_plan = planned(name, "", warns=False)
         except ValueError:
             plans[name] = None
             continue

@@ -16,16 +16,16 @@ from medconv.data.augmentation.parameters import INTENSITY
 from medconv.data.case import Case
 from medconv.data.io.writing import write_image
 from medconv.data.loading.patch import Batch
-from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
+from medconv.data.preprocessing.preprocess import CropInfo, to_native
 from medconv.features.continuous.labels import check_first_channel, on_prepared_grid
 from medconv.features.continuous.metrics import measure
 from medconv.features.continuous.targets import ContinuousTargets, scale_of
 from medconv.inference.output import OutputDir
 from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import Input, NamedImage
-from medconv.inference.slab_answer import Group, Source
-from medconv.inference.sliding_window import SlidingWindow, slab_axis
-from medconv.training.validation import Validated, warn_of_nonfinite
+from medconv.inference.slab_answer import Group
+from medconv.inference.sliding_window import SlidingWindow
+from medconv.training.validation import Validated, group_of, warn_of_nonfinite
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,9 @@ class ImageValidation:
     def __call__(
         self, network: Callable[[Tensor], Tensor], batch: Batch, keeps_prediction: bool = False
     ) -> Validated:
-        image = batch["image"][0]
-        window = self.window.in_small_batches(1, image.device)
-        crop_info = batch["crop_info"].value
-        axis = slab_axis([window], [image.shape[1:]])
-        grid = SlabGrid(crop_info, axis, image.shape[1 + axis])
-        stream = window.stream(network, image, axis, grid.planes_at_once, False)
-        # Outputs that are not finite are scored like others: training has its own guard
-        group = Group(grid, 1.0, [Source(stream, 1.0)], check=lambda outputs: None)
+        window = self.window.in_small_batches(1, batch["image"].device)
+        group = group_of(window, network, batch, only_labels=False)
+        crop_info = group.grid.crop_info
         native = batch["native"].value
         base = batch["label"][0, 1].numpy() if self.targets.same_units else None
         outputs = outputs_of([group], [base])

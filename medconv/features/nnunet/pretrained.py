@@ -85,9 +85,8 @@ class PretrainedNnUNet:
             model={**config.model, **new_model},
         )
 
-    def planned(self, config: RunConfig) -> Node:
-        """Nothing: `settings` has put the plan into the config."""
-        return {}
+    def earlier_plan(self, config: RunConfig) -> None:
+        """None: `settings` has put the plan into the config."""
 
     def load(self, network: nn.Module, config: RunConfig, derived: Derived) -> Report:
         """Overwrites the tensors of a network for which this one has some. Raises: ValueError: as `load`."""

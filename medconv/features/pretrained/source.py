@@ -13,7 +13,7 @@ from medconv.features.pretrained.fit import layers_of
 from medconv.features.pretrained.hub import is_remote, local_file
 from medconv.features.pretrained.load import Origin, Report, load
 from medconv.features.pretrained.read import planned_as
-from medconv.planning.limits import SIZES
+from medconv.planning.limits import SIZES, EarlierPlan
 from medconv.targets import Targets
 
 log = logging.getLogger(__name__)
@@ -44,25 +44,25 @@ class WeightFile:
             )
         return config
 
-    def planned(self, config: RunConfig) -> Node:
-        """The size of the run that a file of ours is from, and whether this run takes slices as that one did.
+    def earlier_plan(self, config: RunConfig) -> EarlierPlan | None:
+        """Of the run that a file of ours is from; None: another file.
 
         Raises:
             ValueError: the file cannot be read, or has an unknown size.
         """
         recorded = planned_as(local_file(self.name))
         if not recorded:
-            return {}
+            return None
         if recorded["size"] not in SIZES:
             raise ConfigError(
                 f"init.pretrained={self.name}: is of a network of size {recorded['size']}, expected one of "
                 f"{', '.join(SIZES)}"
             )
-        return {
-            "size": recorded["size"],
-            "takes_slices": recorded["slice_axis"] in (0, 1, 2) and _suits_slices(config),
-            "origin": "that of the weights to begin from",
-        }
+        return EarlierPlan(
+            origin="that of the weights to begin from",
+            size=recorded["size"],
+            takes_slices=recorded["slice_axis"] is not None and _suits_slices(config),
+        )
 
     def load(self, network: nn.Module, config: RunConfig, derived: Derived) -> Report:
         """Overwrites the tensors of a network for which the file has some. Raises: ValueError: as `load`."""

@@ -50,12 +50,12 @@ class QualityAnswer:
 
     def put(self, slab: Slab, mean: SlabLogits, networks: Sequence[SlabLogits]) -> None:
         planes = slice(slab.first, slab.stop)
-        np.moveaxis(self.uncertainty, self._axis, 0)[planes] = with_cpu_fallback(mean, _uncertainty)
+        np.moveaxis(self.uncertainty, self._axis, 0)[planes] = with_cpu_fallback(_uncertainty, mean)
         for label_map, network in zip(self.label_maps, networks, strict=True):
-            label = with_cpu_fallback(network, SlabLogits.label)
+            label = with_cpu_fallback(SlabLogits.label, network)
             np.moveaxis(label_map, self._axis, 0)[planes] = label
         if self.soft_dice_sums is not None:
-            self.soft_dice_sums += with_cpu_fallback(mean, _soft_dice_sums)
+            self.soft_dice_sums += with_cpu_fallback(_soft_dice_sums, mean)
 
 
 def _uncertainty(logits: SlabLogits) -> np.ndarray:

@@ -13,6 +13,7 @@ from medconv.config import ConfigError
 from medconv.data.datasets.dataset_json import auto
 from medconv.features.pretrained.hub import local_file
 from medconv.features.pretrained.source import WeightFile
+from medconv.planning.limits import EarlierPlan
 from medconv.training.data_setup import prepare_data
 from medconv.training.plan_setup import make_plan
 from medconv.training.weight_source import weight_source
@@ -41,7 +42,7 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path, mor
         _save(file, size=recorded)
         settings = checked(table, f"init.pretrained={file}", *more)
         assert prepare_data(settings).plan.size == expected
-        assert prepare_data(settings, earlier_plan={"size": "tiny"}).plan.size == "tiny"
+        assert prepare_data(settings, earlier_plan=EarlierPlan("", size="tiny")).plan.size == "tiny"
     chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
     assert prepare_data(chosen).plan.size == "medium"
     _save(file, size="huge")

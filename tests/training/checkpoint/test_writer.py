@@ -358,7 +358,7 @@ def test_a_run_without_its_config_does_not_go_on(tmp_path, text, message):
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=rf"config\.yaml: {message}.*run\.resume=never starts a new run"):
-        RunDir(tmp_path).planned()
+        RunDir(tmp_path).earlier_plan()
 
 
 VALUES = (0.5, 0.1, 0.4, 0.2, 0.15, 0.3)

@@ -24,10 +24,10 @@ ROOMS = [
     "metrics",
     "targets",
     "data",
+    "evaluation",
     "planning",
     "inference",
     "training",
-    "evaluation",
     "cli",
 ]
 FEATURES = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").is_file())

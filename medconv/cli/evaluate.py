@@ -190,8 +190,8 @@ def _check_packages(options: argparse.Namespace, is_table: bool) -> None:
     """Raises: ConfigError: predictions are of a kind that a package brings which the user has not named."""
     from medconv.config.instantiate import check_named
     from medconv.data.datasets.patterns import home
+    from medconv.data.io.manifest import MANIFEST, read_manifest
     from medconv.evaluation.results import table_path
-    from medconv.inference.output import MANIFEST, read_manifest
     from medconv.targets import all_kinds
 
     for predictions in filter(None, (options.predictions, options.compare)):
@@ -285,8 +285,8 @@ def _given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
 def _read_files(options: argparse.Namespace) -> list[Path]:
     """The tables and descriptions that an evaluation reads, where an output could replace them."""
     from medconv.data.datasets.patterns import home
+    from medconv.data.io.manifest import MANIFEST
     from medconv.evaluation.results import table_path
-    from medconv.inference.output import MANIFEST
 
     prediction_sets = [options.predictions]
     if options.compare is not None:

@@ -15,14 +15,14 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError
 
 # Case to label map, (X, Y, Z) or (X, Y).
-LabelMaps = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 # Of all cases, or by case.
 Spacing = Sequence[float] | Mapping[str, Sequence[float]]
 
 
 def evaluate(
-    predictions: LabelMaps,
-    references: LabelMaps,
+    predictions: Arrays,
+    references: Arrays,
     spacing_mm: Spacing,
     targets: SegmentationTargets | Sequence[str] | None = None,
     tolerance_mm: Mapping[str | None, float] | None = None,
@@ -67,12 +67,12 @@ def evaluate(
     return segmentation_results.described(rows, targets.names, selection or MetricSelection())
 
 
-def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps, argument: str) -> LabelMaps:
+def by_case(arrays: np.ndarray | Sequence[np.ndarray] | Arrays, argument: str) -> Arrays:
     """Case to label map; without names, the cases are numbered from 0. One array is one case.
 
     Raises: ValueError: what is no array, such as an image of nibabel; names the argument.
     """
-    named: LabelMaps
+    named: Arrays
     if isinstance(arrays, Mapping):
         named = arrays
     elif isinstance(arrays, Iterable) and not hasattr(arrays, "__array__"):

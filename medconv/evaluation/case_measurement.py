@@ -12,12 +12,11 @@ from medconv.data.case import Grid, Relabel
 from medconv.data.datasets.patterns import home
 from medconv.data.io.grids import on_grid, rounding_doubts
 from medconv.data.io.images import read_label
+from medconv.data.io.manifest import MANIFEST, read_manifest
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.evaluation import labels
 from medconv.evaluation.raters import Raters, checked, numbered_of, rater_dice
 from medconv.evaluation.segmentation_results import CaseRow
-from medconv.inference import output
-from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import MetricSelection, measure
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
@@ -32,7 +31,7 @@ def stated_spacing(predictions: Path) -> Any:
     Raises:
         ValueError: the manifest's value is not a spacing.
     """
-    stated = output.read_manifest(predictions).get("settings", {}).get("source_spacing_mm")
+    stated = read_manifest(predictions).get("settings", {}).get("source_spacing_mm")
     if stated is not None:
         with explained(f"{predictions / MANIFEST}"):
             check_source_spacing(stated)

@@ -16,9 +16,8 @@ from medconv.data.io.class_masks import is_of_masks
 from medconv.data.io.formats import choice_of, structures_of, without_structures
 from medconv.data.io.images import in_folder
 from medconv.data.io.label_values import comparable_name
+from medconv.data.io.manifest import MANIFEST, read_manifest
 from medconv.data.per_case import by_case
-from medconv.inference import output
-from medconv.inference.output import MANIFEST
 from medconv.metrics.dice import value_counts
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
@@ -321,7 +320,7 @@ def recorded_images(predictions: Path) -> dict[str, Path]:
 
 def train_cases(predictions: Path, cases: Collection[str]) -> list[str]:
     """The cases that the network was trained on, by the manifest beside the predictions."""
-    trained = set(output.read_manifest(predictions).get("train_cases", []))
+    trained = set(read_manifest(predictions).get("train_cases", []))
     return [case for case in cases if case in trained]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import home
-from medconv.inference.output import MANIFEST, TABLE
+from medconv.data.io.manifest import MANIFEST, TABLE
 from medconv.targets import Targets, all_kinds
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text

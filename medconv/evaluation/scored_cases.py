@@ -12,11 +12,11 @@ from medconv.data.case import Grid
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.grids import on_grid, rounding_doubts
+from medconv.data.io.manifest import MANIFEST
 from medconv.evaluation import labels
 from medconv.evaluation.case_measurement import measure_cases
 from medconv.evaluation.results import plain_number
 from medconv.evaluation.segmentation_results import CaseRow
-from medconv.inference.output import MANIFEST
 from medconv.metrics.statistics import describe, paired
 
 log = logging.getLogger(__name__)

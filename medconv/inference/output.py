@@ -25,6 +25,7 @@ from medconv import doors
 from medconv.data.case import Case
 from medconv.data.io.formats import choice_of
 from medconv.data.io.images import label_suffix, stamp, suffixes
+from medconv.data.io.manifest import LOWER_BOUNDS, MANIFEST, TABLE, read_manifest
 from medconv.data.io.writing import write_channels, write_label
 from medconv.inference.predictor import Predictor
 from medconv.inference.slab_answer import LabelMapScores
@@ -33,9 +34,6 @@ from medconv.utils.errors import ArgumentError, reason
 from medconv.utils.locks import Claims, acquired, held
 from medconv.utils.logging import some
 
-# Its name, beside the predictions.
-MANIFEST = "prediction.json"
-LOWER_BOUNDS = "lower_bounds"  # of all results, which a later command adds to the manifest
 # A case's images, as the manifest lists them.
 Entry = dict[str, Any]
 # Settings that are known by their hashes alone, which tell a reader nothing.
@@ -61,23 +59,7 @@ class OutputState:
     changed: list[str]
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The folder's manifest; empty where there is none, or where it is damaged or of another version."""
-    try:
-        manifest = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-        is_valid = isinstance(manifest["settings"], dict)
-        cases = list(manifest["cases"].values())
-        is_valid &= all(0 < len(case["images"]) == len(case["stamps"]) for case in cases)
-        lists = [manifest["overwriting"], manifest.get("train_cases", [])]
-        lists += [case["images"] for case in cases]
-        is_valid &= all(isinstance(names, list) for names in lists)
-        is_valid &= all(isinstance(name, str) for names in lists for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-    return manifest if is_valid else {}
-
-
-def case_entry(images: Sequence[Path]) -> Entry:
+def manifest_entry(images: Sequence[Path]) -> Entry:
     """A case's images, with stamps that show when a file was replaced by another of the same name."""
     stamps: list[list[int] | None] = []
     for path in images:
@@ -132,9 +114,6 @@ def _other_image(case_id: str, before: Entry, now: Entry) -> str:
         if realpath(old) != realpath(new):
             return f"holds case {case_id} predicted from another image, {old}, not {new}"
     return f"holds case {case_id} predicted from an image that has changed since: {now['images'][0]}"
-
-
-TABLE = "predictions.csv"  # in a folder of answers that are no images
 
 
 class Claim(NamedTuple):
@@ -222,7 +201,7 @@ class Output(ABC):
             self.path.mkdir(parents=True, exist_ok=True)
             # One process at a time looks at the folder and changes its manifest.
             with held(self._lock):
-                self._entries = {case.id: case_entry(case.images) for case in cases}
+                self._entries = {case.id: manifest_entry(case.images) for case in cases}
                 self._begin(self._entries, overwrite)
         # NotImplementedError: a file system without locks.
         except (OSError, NotImplementedError) as error:
@@ -250,7 +229,7 @@ class Output(ABC):
 
         Raises: ValueError: one was replaced or removed since `open`.
         """
-        stamps = case_entry(case.images)["stamps"]
+        stamps = manifest_entry(case.images)["stamps"]
         for path, before, now in zip(case.images, self._entries[case.id]["stamps"], stamps, strict=True):
             if now != before:
                 raise ValueError(f"{path}: was replaced or removed while it was predicted; predict it again")

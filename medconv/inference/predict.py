@@ -103,7 +103,7 @@ def predict(
         # Claimed as late as possible, since other processes may take them.
         batches = iter(lambda: list(islice(claims, size)), [])
         ended = 0
-        for batch in stream(batches, stages.load, stages.predict, stages.write, workers):
+        for batch in pipelined(batches, stages.load, stages.predict, stages.write, workers):
             for claim in batch:
                 claim.release()
             ended += len(batch)
@@ -156,7 +156,7 @@ class _Stages:
                 case_input = self.predictor.read(claim.case)
             # It concerns this case alone.
             except Exception as error:
-                self.failed[claim.case.id] = reason(error)
+                self.failed[claim.case.id] = why_failed(error)
                 continue
             if case_input.warning:
                 alike = self.warned.setdefault(case_input.warning, [])
@@ -181,7 +181,7 @@ class _Stages:
             raise unwritable(self.output.path, inputs[0].case.id, error) from error
         except Exception as error:
             if len(inputs) == 1:
-                self.failed[inputs[0].case.id] = reason(error)
+                self.failed[inputs[0].case.id] = why_failed(error)
                 return []
         # Outside of `except`: the error's frames hold the batch in memory.
         predicted: Predicted = []
@@ -199,7 +199,7 @@ class _Stages:
                 raise unwritable(self.output.path, case.id, error) from error
             # It concerns this case alone.
             except Exception as error:
-                self.failed[case.id] = reason(error)
+                self.failed[case.id] = why_failed(error)
 
 
 def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False) -> Output:
@@ -298,7 +298,7 @@ def failures(failed: Mapping[str, str], num_cases: int) -> str:
     return f"{len(failed)} of {num_cases} cases could not be predicted\n{lines}"
 
 
-def reason(error: Exception) -> str:
+def why_failed(error: Exception) -> str:
     """Why a case failed, on one line; the traceback of an unexpected error goes to the log."""
     if isinstance(error, ValueError):
         return str(error)
@@ -309,7 +309,7 @@ def reason(error: Exception) -> str:
     return f"{text} (a bug in medconv, please report it with the lines above)"
 
 
-def stream(
+def pipelined(
     items: Iterable[Item],
     load: Callable[[Item], Loaded],
     predict: Callable[[Loaded], Answer],

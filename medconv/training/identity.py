@@ -9,7 +9,7 @@ from typing import Any
 from medconv.config import Node, flatten
 from medconv.config.values import as_text
 from medconv.data.preprocessing.store import BROKEN
-from medconv.utils.hardware import PRECISIONS
+from medconv.utils.hardware import FULL_NAMES
 from medconv.utils.logging import some
 
 # Prefixes of keys that may change when a run resumes: none of them changes what is trained.
@@ -78,7 +78,7 @@ def settings_of(config: Node) -> dict[str, Any]:
     """
     settings = {**_EARLIER, **flatten(config)}
     precision = str(settings.get("trainer.precision"))
-    return {**settings, "trainer.precision": PRECISIONS.get(precision, precision)}
+    return {**settings, "trainer.precision": FULL_NAMES.get(precision, precision)}
 
 
 def _is_place(key: str) -> bool:

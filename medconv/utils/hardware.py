@@ -113,7 +113,7 @@ def uses_gpu(accelerator: str) -> bool:
 
 
 # Lightning's short names
-PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
+FULL_NAMES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
 
 def resolve_precision(precision: Any, accelerator: str) -> Any:
@@ -126,7 +126,7 @@ def resolve_precision(precision: Any, accelerator: str) -> Any:
     if not gpu and str(precision).startswith("16"):
         raise ArgumentError("precision", f"={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
     if precision != "auto":
-        return PRECISIONS.get(str(precision), precision)
+        return FULL_NAMES.get(str(precision), precision)
     if not gpu:
         return "bf16-mixed" if fast_bf16_cpu() else "32-true"
     return "bf16-mixed" if fast_bf16_gpu() else "16-mixed"
@@ -145,7 +145,7 @@ def fast_bf16_cpu() -> bool:
 
 def autocast_dtype(precision: Any) -> torch.dtype | None:
     """The autocast dtype of Lightning's `precision`; None without autocast."""
-    name = PRECISIONS.get(str(precision), str(precision))
+    name = FULL_NAMES.get(str(precision), str(precision))
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(name)
 
 

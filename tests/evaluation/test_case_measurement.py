@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 
+from medconv.data.io.manifest import MANIFEST
 from medconv.evaluation import segmentation
-from medconv.inference.output import MANIFEST
 
 
 def evaluate(*arguments, **options):

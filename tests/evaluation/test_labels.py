@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from medconv.data.io.manifest import MANIFEST
 from medconv.evaluation import labels as evaluation_labels
 from medconv.evaluation.labels import (
     agreed_targets,
@@ -16,7 +17,6 @@ from medconv.evaluation.labels import (
 )
 from medconv.features.instances.targets import InstanceTargets
 from medconv.features.raters.targets import SoftTargets
-from medconv.inference.output import MANIFEST
 from medconv.metrics import dice
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets

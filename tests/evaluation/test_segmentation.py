@@ -9,9 +9,9 @@ import pytest
 from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 from PIL import Image
 
+from medconv.data.io.manifest import MANIFEST
 from medconv.evaluation import segmentation
 from medconv.evaluation.results import table, write
-from medconv.inference.output import MANIFEST
 from medconv.targets.label_map import LabelMapTargets
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from medconv.inference.output import MANIFEST
+from medconv.data.io.manifest import MANIFEST
 
 SHAPE = (6, 5, 4)
 SPACED = np.diag([1.0, 2, 3, 1])

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from medconv.inference.predict import failures, reason, unwritable
+from medconv.inference.predict import failures, unwritable, why_failed
 
 
 def test_a_full_disk_is_named_with_its_free_space(tmp_path):
@@ -40,7 +40,7 @@ def test_errors_are_one_line_and_that_of_a_bug_has_a_traceback(error, text, capl
     try:
         raise error
     except Exception as raised:
-        line = reason(raised)
+        line = why_failed(raised)
     assert line.startswith(text) and "\n" not in line
     traces = ["test_errors.py" in message for message in caplog.messages]
     assert traces == [True] * isinstance(error, TypeError)

@@ -10,9 +10,10 @@ from helpers import members
 from helpers.members import refused
 
 from medconv.data.case import Case
+from medconv.data.io.manifest import MANIFEST, read_manifest
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.output import OutputTable
-from medconv.inference.output import MANIFEST, Output, OutputDir, case_entry, differences, read_manifest
+from medconv.inference.output import Output, OutputDir, differences, manifest_entry
 
 Make = Callable[..., Output]
 
@@ -369,11 +370,11 @@ def test_a_damaged_manifest_counts_as_none(tmp_path, changes):
 
 def test_the_entry_of_a_case_changes_with_its_image(tmp_path):
     image = tmp_path / "a.nii"
-    assert case_entry([image]) == {"images": [str(image)], "stamps": [None]}
+    assert manifest_entry([image]) == {"images": [str(image)], "stamps": [None]}
     image.write_text("1")
-    before = case_entry([image])
+    before = manifest_entry([image])
     image.write_text("22")
-    assert before["stamps"][0] and case_entry([image]) != before
+    assert before["stamps"][0] and manifest_entry([image]) != before
 
 
 def test_differing_settings_are_named_with_both_values():

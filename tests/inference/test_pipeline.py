@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from helpers.waiting import PATIENCE_S
 
-from medconv.inference.predict import stream
+from medconv.inference.predict import pipelined
 
 
 class Big:
@@ -44,7 +44,7 @@ def test_items_in_memory_are_bounded(workers):
         if item == 0:  # while it is being written, the next ones are loaded
             assert loaded[workers + 1].wait(PATIENCE_S)
 
-    assert list(stream(range(12), load, predict, write, workers)) == list(range(12))
+    assert list(pipelined(range(12), load, predict, write, workers)) == list(range(12))
     assert highest == workers + 2
 
 
@@ -69,7 +69,7 @@ def test_loading_prediction_and_writing_overlap():
         if item + 1 < 10:
             wait(began["predict"][item + 1])  # the next item is predicted during this one's writing
 
-    assert list(stream(range(10), load, predict, write)) == list(range(10))
+    assert list(pipelined(range(10), load, predict, write)) == list(range(10))
 
 
 @pytest.mark.parametrize("stage", ["load", "predict", "write"])
@@ -82,7 +82,7 @@ def test_an_error_ends_the_stream(stage):
     finished = []
     stages = [partial(fail, name) for name in ("load", "predict")]
     with pytest.raises(OSError, match=stage):
-        for item in stream(range(9), *stages, lambda _, item: fail("write", item) and None):
+        for item in pipelined(range(9), *stages, lambda _, item: fail("write", item) and None):
             finished.append(item)
     assert finished == list(range(len(finished)))
     assert len(finished) <= 2
@@ -97,7 +97,7 @@ def test_items_are_requested_as_late_as_possible():
             requested.append(item)
             yield item
 
-    done = enumerate(stream(items(), lambda i: i, lambda i: i, lambda *_: None))
+    done = enumerate(pipelined(items(), lambda i: i, lambda i: i, lambda *_: None))
     assert max(len(requested) - number for number, _ in done) <= 3
 
 
@@ -112,7 +112,7 @@ def test_a_stop_does_not_wait_for_items_that_are_not_loaded_yet():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(stream(range(10), load, predict, lambda *_: None, workers=4))
+        list(pipelined(range(10), load, predict, lambda *_: None, workers=4))
     assert len(loaded) <= 5
 
 
@@ -129,5 +129,5 @@ def test_a_loaded_item_is_freed_once_it_is_predicted():
         predicted_is_dropped.wait(PATIENCE_S)
         alive.append(len(Big.alive))
 
-    assert list(stream([0], lambda item: Content(), lambda loaded: "scores", write)) == [0]
+    assert list(pipelined([0], lambda item: Content(), lambda loaded: "scores", write)) == [0]
     assert alive == [0]

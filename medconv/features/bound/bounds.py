@@ -22,8 +22,8 @@ from typing import Any
 from filelock import FileLock
 
 from medconv.data.datasets.common import read_json
+from medconv.data.io.manifest import LOWER_BOUNDS, MANIFEST, read_manifest
 from medconv.features.quality import predicted_quality, quality
-from medconv.inference.output import LOWER_BOUNDS, MANIFEST, read_manifest
 from medconv.metrics.dice import ClassScores
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from medconv.data.io.manifest import LOWER_BOUNDS, read_manifest
 from medconv.evaluation.results import plain_number
 from medconv.evaluation.segmentation_results import CaseRow
 from medconv.features.bound import bounds
 from medconv.features.quality.predicted_quality import chart_of_classes
-from medconv.inference.output import LOWER_BOUNDS, read_manifest
 
 KEY = "bound"  # in the result of `medconv evaluate`
 

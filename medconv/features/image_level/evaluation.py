@@ -12,6 +12,7 @@ import numpy as np
 
 from medconv.data.datasets.tables import PATH_COLUMN
 from medconv.data.io.images import in_folder
+from medconv.data.io.manifest import read_manifest
 from medconv.evaluation.labels import recorded_images, train_cases
 from medconv.evaluation.results import Evaluation, plain_number
 from medconv.features.image_level import metrics as image_level
@@ -24,7 +25,6 @@ from medconv.features.image_level.tables import (
     targets_of,
 )
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.output import read_manifest
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 

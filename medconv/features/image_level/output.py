@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case
+from medconv.data.io.manifest import TABLE
 from medconv.features.image_level.forward import ImageLevelScores
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.output import TABLE, Claim, Entry, Output, OutputState
+from medconv.inference.output import Claim, Entry, Output, OutputState
 from medconv.inference.predictor import Predictor
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original

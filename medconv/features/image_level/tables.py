@@ -19,13 +19,13 @@ from medconv.data.datasets.tables import (
     read_rows,
     row_ids,
 )
+from medconv.data.io.manifest import MANIFEST
 from medconv.features.image_level.csv_table import SPLITS
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.output import CASE_COLUMNS, column_of
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.output import MANIFEST
 from medconv.targets import Targets
 from medconv.utils.logging import some
 

@@ -21,10 +21,11 @@ from torch import Tensor
 from medconv.config import RunConfig
 from medconv.data.case import Case
 from medconv.data.datasets.common import read_json
+from medconv.data.io.manifest import TABLE
 from medconv.data.loading.patch import Batch
 from medconv.features.image_level.output import column_of
 from medconv.features.joint.targets import JointTargets
-from medconv.inference.output import TABLE, OutputDir
+from medconv.inference.output import OutputDir
 from medconv.inference.predictor import Forward, LabelMapForward, Predictor, check_finite
 from medconv.inference.prepare import Input
 from medconv.inference.slab_answer import LabelMapScores

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from medconv.config import ConfigError, RunConfig
 from medconv.data.case import Case
+from medconv.data.io.manifest import MANIFEST
 from medconv.data.left_right import left_right_axis
 from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo
@@ -20,7 +21,7 @@ from medconv.features.landmarks.errors import row_of
 from medconv.features.landmarks.heatmaps import peaks, sigmas, to_mm
 from medconv.features.landmarks.points import as_points, write_points
 from medconv.features.landmarks.targets import LandmarkTargets
-from medconv.inference.output import MANIFEST, OutputDir
+from medconv.inference.output import OutputDir
 from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import Input
 from medconv.inference.sliding_window import SlidingWindow, training_axes

@@ -16,7 +16,7 @@ import numpy as np
 
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of, is_pattern
-from medconv.inference.output import MANIFEST
+from medconv.data.io.manifest import MANIFEST
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original
 from medconv.utils.errors import ArgumentError

@@ -7,11 +7,11 @@ import pytest
 from helpers import tiny
 from helpers.label_maps import folders, label_of
 
+from medconv.data.io.manifest import read_manifest
 from medconv.evaluation import segmentation
 from medconv.evaluation.results import table
 from medconv.features.bound import bounds
 from medconv.features.report.segmentation_report import page as page_of
-from medconv.inference import output
 from medconv.utils.exit_codes import DONE, USER
 
 
@@ -147,7 +147,7 @@ def test_the_manifest_of_the_predictions_has_the_bounds(tmp_path):
     rows = [bounds.Bound("a", "1", 0.9, 0.85, 0.9), bounds.Bound("b", "1", 0.7, 0.6, 0.9)]
     bounds.write(rows, tmp_path, 0.8)
     added = {"share": 0.9, "cases": {"a": {"1": 0.85}, "b": {"1": 0.6}}, "limit": 0.8, "look_at": ["b"]}
-    assert output.read_manifest(tmp_path) == {**manifest, "lower_bounds": added}
+    assert read_manifest(tmp_path) == {**manifest, "lower_bounds": added}
 
 
 def test_a_calibration_of_another_method_is_refused(tmp_path):

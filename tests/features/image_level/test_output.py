@@ -8,9 +8,9 @@ import pytest
 from helpers.members import refused
 
 from medconv.data.case import Case
+from medconv.data.io.manifest import MANIFEST
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.output import TABLE, OutputTable
-from medconv.inference.output import MANIFEST
 
 CLASSES = MulticlassTargets(("benign", "case"))
 

@@ -16,6 +16,7 @@ import pytest
 from helpers.label_maps import dataset, folders, label, label_of, save
 from PIL import Image
 
+from medconv.data.io.manifest import MANIFEST
 from medconv.evaluation import segmentation
 from medconv.evaluation.labels import images_of
 from medconv.evaluation.results import table, write
@@ -23,7 +24,6 @@ from medconv.evaluation.segmentation import evaluate
 from medconv.features.report import overlays, rendering, segmentation_report
 from medconv.features.report.overlays import case_png
 from medconv.features.report.segmentation_report import page as page_of
-from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import CORE_METRICS, MetricSelection
 from medconv.targets.label_map import LabelMapTargets
 

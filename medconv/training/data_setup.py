@@ -21,10 +21,11 @@ from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.raster import are_picture_channels, check_ignored
-from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.datamodule import DataModule, LoaderSettings
 from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
 from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases, balanced, class_indices
+from medconv.data.loading.samples import Patches, Samples
 from medconv.data.preprocessing import compressed
 from medconv.data.preprocessing.check import assumed_spacing, far_values
 from medconv.data.preprocessing.dataset_cache import (
@@ -605,17 +606,21 @@ def build_data(
         flip_label_pairs=pairs,
         left_right_axis=left_right.left_right_axis(derived.slice_axis),
     )
+    drawn = (build_sampler(config.sampler, data, training_cases), augment, config.seed)
+    if whole_images is None:
+        samples: Samples = Patches(
+            *drawn,
+            patch,
+            annotated=annotated,
+            channel_dropout=channel_dropout,
+            own_reference=own_labels and partial(own_labels.reference, prepared.targets),
+        )
+    else:
+        samples = whole_images.Images(*drawn)
     return DataModule(
         prepared.store,
         split,
-        TrainingSamples(
-            sampler=build_sampler(config.sampler, data, training_cases),
-            patch=patch,
-            augment=augment,
-            seed=config.seed,
-            channel_dropout=channel_dropout,
-            whole_images=whole_images,
-        ),
+        samples,
         LoaderSettings(
             batch_size=batch_size_per_process(config),
             samples_per_epoch=samples_per_epoch(config),
@@ -623,8 +628,6 @@ def build_data(
             prefetch_factor=data.prefetch_factor,
             persistent_workers=data.persistent_workers,
         ),
-        annotated=annotated,
-        own_reference=own_labels and partial(own_labels.reference, prepared.targets),
         profiler=profiler,
         stop_request=stop_request,
     )

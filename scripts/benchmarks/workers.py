@@ -23,9 +23,10 @@ from torch.utils.data import Dataset
 from benchmarks.results import Row, conditions, table
 from medconv import config
 from medconv.data.case import Case, Grid
-from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.datamodule import DataModule, LoaderSettings
 from medconv.data.loading.patch import Batch, PatchShape
 from medconv.data.loading.samplers import ForegroundSampler, TrainingCases
+from medconv.data.loading.samples import Patches
 from medconv.data.preprocessing.preprocess import CropInfo, Entry
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
@@ -152,7 +153,7 @@ def _data_module(
 ) -> DataModule:
     patch = PatchShape(options.patch)
     training_cases = TrainingCases(cases, patch, class_indices=tuple)
-    samples = TrainingSamples(ForegroundSampler(training_cases, 0.33), patch, augment, seed=0)
+    samples = Patches(ForegroundSampler(training_cases, 0.33), augment, 0, patch)
     loader = LoaderSettings(
         batch_size=options.batch,
         samples_per_epoch=100 * (options.samples + options.batch * workers),  # so that no epoch ends

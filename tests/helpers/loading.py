@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case
-from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.datamodule import DataModule, LoaderSettings
 from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases
+from medconv.data.loading.samples import Patches
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 from medconv.features.image_level import samples as samples_of_images
@@ -63,11 +64,6 @@ def data_module(
     """Args: loader: of `LoaderSettings`."""
     image_level = bool(train) and train[0].values is not None
     cases = training_cases(train, None if image_level else patch_size) if train else None
-    samples = TrainingSamples(
-        sampler=ForegroundSampler(cases, foreground_share) if cases else None,
-        patch=PatchShape(patch_size),
-        augment=augment,
-        seed=0,
-        whole_images=samples_of_images if image_level else None,
-    )
+    drawn = (ForegroundSampler(cases, foreground_share) if cases else None, augment, 0)
+    samples = samples_of_images.Images(*drawn) if image_level else Patches(*drawn, PatchShape(patch_size))
     return DataModule(store, DataSplit([*train], [*val], []), samples, LoaderSettings(**loader))

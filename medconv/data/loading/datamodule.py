@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from operator import itemgetter
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -24,24 +22,9 @@ from medconv.data.loading.loader import (
     largest_case_bytes,
     patch_bytes,
 )
-from medconv.data.loading.patch import (
-    Batch,
-    PackedReading,
-    PatchShape,
-    Sample,
-    augmented,
-    collate_packed,
-    in_half_precision,
-    with_boxes,
-)
-from medconv.data.loading.patch_dataset import (
-    Annotated,
-    CaseDataset,
-    ChannelDropout,
-    PatchDataset,
-    without_dropped,
-)
-from medconv.data.loading.samplers import Sampler, WholeImages
+from medconv.data.loading.patch import Batch, Sample, augmented, collate_packed, in_half_precision, with_boxes
+from medconv.data.loading.patch_dataset import without_dropped
+from medconv.data.loading.samples import Samples
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Store, StoreCheck
 from medconv.data.splits import DataSplit
@@ -51,29 +34,8 @@ from medconv.utils.signals import StopRequest
 
 _READ_ON_HOST = ("sample", "reference")
 _READ_ON_HOST_OF_CASES = (*_READ_ON_HOST, "label")  # of a validation, which scores where the outputs are
-_MEASURED = 16  # training samples, or cases for validation, whose sizes tell the memory that batches need
+_MEASURED = 16  # cases for validation whose sizes tell the memory that batches need
 _MAX_WORKERS = 8  # by default; each has its share of memory
-
-
-@dataclass(frozen=True)
-class TrainingSamples:
-    """How training samples are made.
-
-    Args:
-        channel_dropout: which channels they lack; None: none.
-        sampler: draws the case and the corner of each sample; its indices are those of the training cases.
-        patch: not used for whole images with values.
-        whole_images: where samples are whole images with values; None: patches with label maps.
-        augment: applied to training batches: on the device if it is an accelerator, else in the workers. One
-            whose class has `per_sample = True` is applied to each sample, always in the workers.
-    """
-
-    sampler: Sampler
-    patch: PatchShape
-    augment: Callable[[Batch], Batch]
-    seed: int
-    channel_dropout: ChannelDropout | None = None
-    whole_images: WholeImages | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +89,6 @@ class DataModule(LightningDataModule):
 
     Args:
         split: training cases, cases for validation, and cases for tests after training.
-        annotated: of label maps: by case id, where cases lack labels.
-        own_reference: as of `CaseDataset`.
         profiler: told when a phase of a step ends.
         stop_request: ends a validation after the case at hand.
     Raises:
@@ -139,11 +99,9 @@ class DataModule(LightningDataModule):
         self,
         store: Store,
         split: DataSplit,
-        samples: TrainingSamples,
+        samples: Samples,
         loader: LoaderSettings,
         *,
-        annotated: Mapping[str, Annotated] | None = None,
-        own_reference: Callable[..., Sample] | None = None,
         profiler: StepProfiler | None = None,
         stop_request: StopRequest | None = None,
     ) -> None:
@@ -154,14 +112,8 @@ class DataModule(LightningDataModule):
         self.split = split
         self.samples = samples
         self.loader = loader
-        self.annotated = annotated
-        self.own_reference = own_reference
         self.profiler = profiler or StepProfiler()
         self.stop_request = stop_request or StopRequest()
-        # Applied to each sample in the worker that reads it, or else to whole batches.
-        per_sample = getattr(samples.augment, "per_sample", False)
-        self.transform = samples.augment if per_sample else None
-        self.augment: Any = None if per_sample else samples.augment
         self._copies = DeviceCopies()
         self._check = StoreCheck(store, [case.id for case in split.train])
 
@@ -177,11 +129,8 @@ class DataModule(LightningDataModule):
         if not process.num_workers:  # no batch travels
             return
         entry = self.store.read(self.split.train[0].id)
-        voxels: float = prod(self.samples.patch.size)  # of a training sample that a worker sends
-        if self.samples.whole_images is not None:
-            voxels = prod(entry.image.shape[1:])
-        elif process.on_gpu and (reading := self._packed_reading()) is not None:
-            voxels = fmean(reading.blocks_of(number).voxels for number in range(_MEASURED))
+        packed = self.samples.packed_reading() if process.on_gpu else None
+        voxels = self.samples.voxels(entry, packed)
         batch_bytes = self.loader.batch_size * patch_bytes(entry, voxels)
         cases = [*self.split.val, *self.split.test][:_MEASURED]
         case_bytes = largest_case_bytes(self.store.read(case.id) for case in cases)
@@ -197,44 +146,21 @@ class DataModule(LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         process = self._process()
-        packed = self._packed_reading() if process.on_gpu else None
+        samples = self.samples
+        packed = samples.packed_reading() if process.on_gpu else None
         # A batch is augmented on the device if that is an accelerator, else in the worker
         collate: Callable[[list[Sample]], Batch] = default_collate
         if packed is not None:
             collate = collate_packed
-        elif self.augment is not None and not process.on_gpu:
-            collate = partial(augmented, self.augment)
+        elif samples.batch_augment is not None and not process.on_gpu:
+            collate = partial(augmented, samples.batch_augment)
         if process.sends_half:
             collate = partial(in_half_precision, collate)
         samples = self.samples
-        if samples.whole_images is not None:
-            dataset = samples.whole_images.ImageDataset(
-                self.store, self.split.train, samples.sampler, samples.seed, self.transform
-            )
-        else:
-            dataset = PatchDataset(
-                self.store,
-                [case.id for case in self.split.train],
-                samples.sampler,
-                samples.patch,
-                samples.seed,
-                annotated=self.annotated,
-                values={case.id: case.values for case in self.split.train if case.values is not None},
-                read_size=getattr(self.augment, "read_size", None),
-                packed=packed,
-                channel_dropout=samples.channel_dropout,
-                transform=self.transform,
-            )
+        dataset = samples.training(self.store, self.split.train, packed)
         batch_size = self.loader.batch_size
         order = SampleOrder(self.loader.samples_per_epoch, batch_size, process.rank, process.world_size)
         return self._loader(dataset, collate, sampler=order, batch_size=batch_size, profiler=self.profiler)
-
-    def _packed_reading(self) -> PackedReading | None:
-        """What is read for an augmentation on an accelerator; None: the patch."""
-        box_size = getattr(self.augment, "max_read_size", None)
-        if self.samples.whole_images is not None or box_size is None:
-            return None
-        return PackedReading(box_size, getattr(self.augment, "read_blocks", None))
 
     def val_dataloader(self) -> Loader:
         return self._whole_cases(self.split.val)
@@ -244,8 +170,8 @@ class DataModule(LightningDataModule):
 
     @property
     def validates_batches(self) -> bool:
-        """Whether a validation batch is several cases, as many as the global batch has; else it is one."""
-        return self.samples.whole_images is not None
+        """As of `Samples`."""
+        return self.samples.validates_batches
 
     def _whole_cases(self, cases: Sequence[Case]) -> Loader:
         """Each case on exactly one rank; ranks may have different numbers of cases. Whole images are batched.
@@ -254,10 +180,9 @@ class DataModule(LightningDataModule):
         """
         process = self._process()
         of_rank = list(cases[process.rank :: process.world_size] or cases[:1])
-        dataset: Any = CaseDataset(self.store, of_rank, self.annotated, self.own_reference)
+        dataset = self.samples.validation(self.store, of_rank) if of_rank else ()
         batching: dict[str, Any] = {"collate": itemgetter(0), "batch_size": 1}  # the case itself
-        if self.samples.whole_images is not None and of_rank:
-            dataset = self.samples.whole_images.ImageCases(self.store, of_rank)
+        if self.samples.validates_batches:
             batching = {"collate": default_collate, "batch_size": self.loader.batch_size}
         return self._loader(dataset, **batching, shuffle=False, ends_early=True)
 
@@ -274,17 +199,18 @@ class DataModule(LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer is None or not self.trainer.training:
             return batch
-        # Whole images are compared when they are read; the processes of a machine share the store
-        if self.samples.whole_images is None and self.trainer.local_rank == 0:
+        # The processes of a machine share the store
+        if not self.samples.verifies and self.trainer.local_rank == 0:
             self._check.go_on(self.trainer.global_step)
         self.profiler.mark("copy_to_device")
         process = self._process()
+        augment = self.samples.batch_augment
         if process.on_gpu:
             if process.sends_half:
                 batch = {**batch, "image": batch["image"].float()}
             if "blocks" in batch:
-                batch = with_boxes(batch, self.augment.max_read_size)
-            batch = self.augment(batch) if self.augment else batch
+                batch = with_boxes(batch, augment.max_read_size)
+            batch = augment(batch) if augment else batch
         return without_dropped(batch) if "kept" in batch else batch
 
     def _loader(self, dataset: Any, collate: Callable[[list[Sample]], Batch], **settings: Any) -> Loader:

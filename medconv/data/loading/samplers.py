@@ -134,16 +134,14 @@ class WholeImages(Protocol):
     that a family of targets names (`Family.whole_images`).
 
     Args:
-        ImageDataset: (store, cases, sampler, seed, transform) -> the dataset of training samples.
-        ImageCases: (store, cases) -> the dataset of a validation.
+        Images: a `data.loading.samples.Samples`.
         BalancedImageSampler: draws each class equally often.
         class_indices: (cases, targets) -> indices of the cases of each class.
         samples_per_epoch: (number of training cases) -> samples, where the config sets no number.
         check: (split, dataset, measured, data): raises an error where images and values are no samples.
     """
 
-    ImageDataset: Callable[..., Any]
-    ImageCases: Callable[..., Any]
+    Images: Callable[..., Any]
     BalancedImageSampler: Callable[["TrainingCases"], "Sampler"]
     class_indices: Callable[..., ClassIndices]
     samples_per_epoch: Callable[[int], int]

@@ -5,7 +5,9 @@ As with patches, every training sample is a pure function of (seed, sample numbe
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
 
 import monai.data
 import numpy as np
@@ -13,9 +15,11 @@ import torch
 
 from medconv.config import ConfigError, DataConfig
 from medconv.data.case import Case, Dataset
-from medconv.data.loading.patch import Sample
+from medconv.data.loading.patch import PackedReading, Sample
 from medconv.data.loading.samplers import CaseRounds, Sampler, TrainingCases
+from medconv.data.loading.samples import Samples
 from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.data.preprocessing.preprocess import Entry
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit, values_of
 from medconv.features.image_level.targets import ImageLevelTargets
@@ -133,6 +137,23 @@ class ImageDataset(ImageCases):
     def describe(self, index: int) -> tuple[str, str]:
         """The case of a sample, and a description of the sample."""
         return str(self.data[self.case_index(index)]), f"training sample {index}"
+
+
+@dataclass(frozen=True)
+class Images(Samples):
+    """Whole images with values."""
+
+    validates_batches: ClassVar[bool] = True
+    verifies: ClassVar[bool] = True
+
+    def training(self, store: Store, cases: Sequence[Case], packed: PackedReading | None) -> ImageDataset:
+        return ImageDataset(store, cases, self.sampler, self.seed, self.sample_augment)
+
+    def validation(self, store: Store, cases: Sequence[Case]) -> ImageCases:
+        return ImageCases(store, cases)
+
+    def voxels(self, entry: Entry, packed: PackedReading | None) -> float:
+        return prod(entry.image.shape[1:])
 
 
 class BalancedImageSampler(Sampler):

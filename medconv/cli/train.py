@@ -69,12 +69,13 @@ def run_command(options: argparse.Namespace) -> int:
     os.environ.update(composed.settings.job.env_set)  # variables that the user's own config sets
     run_config = config.validate(composed.values)
     # Not before: they load lightning and monai, which takes seconds, and a key may be wrong
-    from medconv.training.run import checked_config, train
+    from medconv.training.checks import check_config
+    from medconv.training.run import train
     from medconv.training.run_dir import RunDir
 
     folder = replace(RunDir.of(run_config, composed.choices), started_at=began)
     if run_config.run.dry_run:
-        checked_config(run_config)
+        check_config(run_config)
         print(f"# {folder.path}\n{OmegaConf.to_yaml(composed.values)}", end="")
         return DONE
     summary = train(run_config, folder)

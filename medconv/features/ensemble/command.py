@@ -132,7 +132,7 @@ def _composed(options: argparse.Namespace, variant: Sequence[str]) -> tuple[RunC
     """The checked config of a member, and Hydra's choices. Args: variant: its own settings."""
     from medconv.config import compose, validate
     from medconv.features.ensemble.members import with_keys
-    from medconv.training.run import checked_config
+    from medconv.training.checks import check_config
 
     arguments = with_keys(options.overrides, variant)
     composer = compose.Composer(compose.hydra_flags(arguments, "medconv ensemble", options.package))
@@ -140,7 +140,7 @@ def _composed(options: argparse.Namespace, variant: Sequence[str]) -> tuple[RunC
         raise ValueError("medconv ensemble trains one config, got several; medconv train -m runs a sweep")
     (composed,) = composer.configs()
     config = validate(composed.values)
-    checked_config(config)
+    check_config(config)
     return config, composed.choices
 
 

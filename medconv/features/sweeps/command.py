@@ -48,7 +48,7 @@ def _run(composer: Composer) -> int:
     from medconv.features.sweeps import optuna_search
     from medconv.features.sweeps import run as sweeps_run
     from medconv.features.sweeps.job import Job
-    from medconv.training.run import checked_config
+    from medconv.training.checks import check_config
 
     settings = composer.sweep_settings
     if settings.sweeper.get("_target_") == _OPTUNA:
@@ -61,7 +61,7 @@ def _run(composer: Composer) -> int:
     launcher: Any = OmegaConf.to_container(composed[-1].settings.launcher, resolve=True)
     if composed[-1].values.run.dry_run:
         for each in composed:
-            checked_config(validate(each.values))
+            check_config(validate(each.values))
         print(sweeps_run.plan(jobs, launcher))
         return DONE
     sweeps_run.run(jobs, launcher)

@@ -26,9 +26,9 @@ from medconv.features.sweeps.search_space import (
     search_space,
 )
 from medconv.targets.scores import MonitoredMetric, metric_of_summary
+from medconv.training.checks import check_config
 from medconv.training.data_setup import files_state, find_data
 from medconv.training.identity import FREE
-from medconv.training.run import checked_config
 from medconv.training.run_dir import short_hash
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown
@@ -70,7 +70,7 @@ def run(
     folder = home(composed.values, typed)
     monitored = find_data(data_of(composed.values)).targets.monitored
     if composed.values.run.dry_run:
-        checked_config(validate(composed.values))
+        check_config(validate(composed.values))
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
         return DONE

@@ -181,22 +181,12 @@ def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
 
 
 def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
-    from medconv.inference.inputs import find_cases
-
     spacing_mm = predictor.members[0].source_spacing_mm
     if spacing_mm:
         log.info(
             "spacing of the images, in place of their headers: %s mm (data.source_spacing_mm)", spacing_mm
         )
-    cases = find_cases(
-        source,
-        len(predictor.modalities),
-        predictor.targets.default_columns if source.suffix == ".csv" else (),
-        "--input",
-        takes_missing=predictor.takes_missing,
-        image_patterns=predictor.members[0].image_patterns,
-        path_column=predictor.members[0].path_column,
-    )
+    cases = predictor.find_cases(source, "--input")
     for channel, name in enumerate(predictor.modalities):
         lacking = [case.id for case in cases if channel in case.missing_channels]
         if lacking and predictor.takes_missing:

@@ -26,7 +26,7 @@ from medconv.data.io.raster import PIXEL_MM
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
 from medconv.inference.extras import Extra
-from medconv.inference.inputs import name_of
+from medconv.inference.inputs import find_cases, name_of
 from medconv.inference.load import LoadedModel, checkpoints_of, load
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.prepare import (
@@ -107,6 +107,22 @@ class Predictor:
             self.forward = own_forward(members, device, batch_size)
         else:
             self.forward = LabelMapForward(members, device, extras=extras)
+
+    def find_cases(self, source: Path, name: str = "source") -> list[Case]:
+        """The cases in a file, a folder, a pattern or a list, by the names that the training images had.
+
+        Args: name: of the argument or flag that gives `source`, for messages.
+        Raises: ValueError: as `inputs.find_cases`.
+        """
+        return find_cases(
+            source,
+            len(self.modalities),
+            self.targets.default_columns if source.suffix == ".csv" else (),
+            name,
+            takes_missing=self.takes_missing,
+            image_patterns=self.members[0].image_patterns,
+            path_column=self.members[0].path_column,
+        )
 
     @classmethod
     def load(

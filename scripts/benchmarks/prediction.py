@@ -16,7 +16,6 @@ from benchmarks import results
 from medconv.data.case import Case
 from medconv.data.io.writing import write_label
 from medconv.features.diagnosis.alternating import alternate
-from medconv.inference.inputs import find_cases
 from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
 
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> list[results.Row]:
     """Seconds for all cases; the network is loaded before."""
     predictor = Predictor.load([options.checkpoint], usable_device(options.device))
-    cases = find_cases(options.input, len(predictor.modalities))[: options.cases]
+    cases = predictor.find_cases(options.input)[: options.cases]
     variants = {REFERENCE: partial(_serially, predictor, cases)}
     variants |= {f"streamed, {n} loading": partial(_streamed, predictor, cases, n) for n in options.workers}
     timed = alternate(variants, REFERENCE, options.pairs, warm_up=1)

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from medconv.inference.inputs import find_cases
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
 from medconv.models.outputs import full_resolution
@@ -41,25 +40,18 @@ def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[
     """The largest difference on an image, through preprocessing, windows and flips.
 
     Args:
-        case: an image, as `find_cases` takes it.
+        case: an image, as `Predictor.find_cases` takes it.
     Returns:
         The difference, and the size of the preprocessed image in voxels.
     Raises:
         ArgumentError: several cases.
         ValueError: not an image that the network takes.
     """
-    cases = find_cases(
-        case,
-        len(reference.modalities),
-        name="case",
-        takes_missing=reference.takes_missing,
-        image_patterns=reference.image_patterns,
-        path_column=reference.path_column,
-    )
-    if len(cases) != 1:
-        raise ArgumentError("case", f" {case}: expected one case, found {len(cases)}")
     # An exported file computes in fp32, whatever precision the training had.
     of_reference = Predictor([replace(reference, precision="32-true")])
+    cases = of_reference.find_cases(case, "case")
+    if len(cases) != 1:
+        raise ArgumentError("case", f" {case}: expected one case, found {len(cases)}")
     of_exported = Predictor([replace(exported, precision="32-true")])
     case_input = of_reference.read(cases[0])
     (expected,) = of_reference.scores([case_input], keeps_logits=True)

@@ -30,7 +30,6 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.digests import digest
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
-from medconv.utils.progress import track
 
 _CACHE_BYTES = 2**31  # of label maps that stay in memory
 _TOLERANCE = 0.02  # Dice; differences that another device may cause
@@ -79,7 +78,9 @@ def find(selection: Selection, trusted: Sequence[str], device: str) -> Result:
         predictions, targets = _predict_folds(crossval, cases, folder, trusted, device)
         load = _loader(predictions, cases)
         _compare_with_training(crossval, load, targets)
-        decision = _search(load, list(predictions), targets)
+        names = list(predictions)
+        steps = candidates(volumes(load, names, targets), targets)
+        decision = decide(load, names, targets, steps)
     path = runs / f"postprocessing{selection.suffix}.json"
     _write(path, decision, targets, crossval)
     return Result(decision, path, len(predictions))
@@ -125,12 +126,6 @@ def _check(crossval: CrossValidation, runs: Path) -> None:
         raise ValueError(
             f"{runs}: post-processing is for segmentation, these runs have {crossval.targets.kind} targets"
         )
-
-
-def _search(load: Load, cases: Sequence[str], targets: SegmentationTargets) -> Decision:
-    component_volumes = volumes(load, cases, targets, track)
-    steps = candidates(component_volumes, targets)
-    return decide(load, cases, targets, steps, track)
 
 
 def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:

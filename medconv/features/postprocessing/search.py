@@ -15,6 +15,7 @@ from medconv.features.postprocessing.steps import FOREGROUND, Step, bounding_box
 from medconv.metrics.dice import ClassScores, dice
 from medconv.metrics.statistics import holm, paired
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.progress import track
 
 _PERCENTILES = (5, 25)  # of the references' component volumes, as candidates for remove_small
 _ROUNDING = 1e-9  # Dice; smaller differences are rounding errors
@@ -40,21 +41,13 @@ class LabelledCase:
 
 
 Load = Callable[[str], LabelledCase]  # by case id
-Progress = Callable[[Sequence[str], str], Iterable[str]]  # case ids and a title to the same case ids
 
 
-def silent(cases: Sequence[str], title: str) -> Iterable[str]:
-    """A `Progress` that shows nothing."""
-    return cases
-
-
-def volumes(
-    load: Load, cases: Sequence[str], targets: SegmentationTargets, progress: Progress = silent
-) -> dict[str, np.ndarray]:
+def volumes(load: Load, cases: Sequence[str], targets: SegmentationTargets) -> dict[str, np.ndarray]:
     """The volumes in mm^3 of all references' components, by class or region, and of the whole foreground."""
     labels = _labels(targets)
     by_label: dict[str, list[np.ndarray]] = {label: [] for label in labels}
-    for case in progress(cases, "measuring references"):
+    for case in track(cases, "measuring references"):
         sample = load(case)
         for label, values in labels.items():
             mask = np.isin(sample.reference, values)
@@ -82,13 +75,7 @@ def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) 
     return steps
 
 
-def decide(
-    load: Load,
-    cases: Sequence[str],
-    targets: SegmentationTargets,
-    tried: Sequence[Step],
-    progress: Progress = silent,
-) -> Decision:
+def decide(load: Load, cases: Sequence[str], targets: SegmentationTargets, tried: Sequence[Step]) -> Decision:
     """Greedy forward selection: add the step that helps most, until none helps.
 
     A step helps if its mean difference over the cases is positive, its bootstrap interval lies above 0, a
@@ -99,7 +86,7 @@ def decide(
     while True:
         steps = [verdict.step for verdict in accepted]
         remaining = [step for step in tried if step not in steps]
-        bar = progress(cases, f"trying step {len(accepted) + 1}")
+        bar = track(cases, f"trying step {len(accepted) + 1}")
         scores, changed = _scores(load, bar, targets, steps, remaining)
         if first_scores is None:
             first_scores = scores[0]

@@ -585,7 +585,7 @@ def build_data(
         indices = partial(class_indices, prepared.train, class_names, prepared.store)
     else:
         indices = partial(whole_images.class_indices, prepared.train, prepared.targets)
-    training_cases = TrainingCases(prepared.train, patch, indices, whole_images)
+    training_cases = TrainingCases(prepared.train, patch, indices, config.seed, whole_images)
     split = DataSplit(prepared.train, prepared.val, prepared.test)
     all_cases = [*split.train, *split.val, *split.test]
     annotated = None
@@ -606,7 +606,7 @@ def build_data(
         flip_label_pairs=pairs,
         left_right_axis=left_right.left_right_axis(derived.slice_axis),
     )
-    drawn = (build_sampler(config.sampler, data, training_cases), augment, config.seed)
+    drawn = (build_sampler(config.sampler, data, training_cases), augment)
     if whole_images is None:
         samples: Samples = Patches(
             *drawn,

@@ -152,8 +152,8 @@ def _data_module(
     options: argparse.Namespace, store: Store, cases: Sequence[Case], augment: Any, workers: int
 ) -> DataModule:
     patch = PatchShape(options.patch)
-    training_cases = TrainingCases(cases, patch, class_indices=tuple)
-    samples = Patches(ForegroundSampler(training_cases, 0.33), augment, 0, patch)
+    training_cases = TrainingCases(cases, patch, class_indices=tuple, seed=0)
+    samples = Patches(ForegroundSampler(training_cases, 0.33), augment, patch)
     loader = LoaderSettings(
         batch_size=options.batch,
         samples_per_epoch=100 * (options.samples + options.batch * workers),  # so that no epoch ends

@@ -30,10 +30,11 @@ def training_cases(
     patch_size: Sequence[int] | None = None,
     slice_axis: int | None = None,
     class_indices: Sequence[Sequence[int]] = (),
+    seed: int = 0,
 ) -> TrainingCases:
     """Args: patch_size: None for whole images with values."""
     images = samples_of_images if patch_size is None else None
-    return TrainingCases(cases, PatchShape(patch_size or (), slice_axis), lambda: class_indices, images)
+    return TrainingCases(cases, PatchShape(patch_size or (), slice_axis), lambda: class_indices, seed, images)
 
 
 def patch_dataset(
@@ -48,8 +49,10 @@ def patch_dataset(
 ) -> PatchDataset:
     """Args: sampler: None for the default one."""
     if sampler is None:
-        sampler = ForegroundSampler(training_cases(cases_of(ids), patch_size, slice_axis), foreground_share)
-    return PatchDataset(store, ids, sampler, PatchShape(patch_size, slice_axis), seed, **settings)
+        sampler = ForegroundSampler(
+            training_cases(cases_of(ids), patch_size, slice_axis, seed=seed), foreground_share
+        )
+    return PatchDataset(store, ids, sampler, PatchShape(patch_size, slice_axis), **settings)
 
 
 def data_module(
@@ -64,6 +67,6 @@ def data_module(
     """Args: loader: of `LoaderSettings`."""
     image_level = bool(train) and train[0].values is not None
     cases = training_cases(train, None if image_level else patch_size) if train else None
-    drawn = (ForegroundSampler(cases, foreground_share) if cases else None, augment, 0)
+    drawn = (ForegroundSampler(cases, foreground_share) if cases else None, augment)
     samples = samples_of_images.Images(*drawn) if image_level else Patches(*drawn, PatchShape(patch_size))
     return DataModule(store, DataSplit([*train], [*val], []), samples, LoaderSettings(**loader))

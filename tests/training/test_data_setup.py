@@ -202,7 +202,7 @@ IMAGES = training_cases(ALIKE, class_indices=[[0], [1, 2]])
 class FirstCase(Sampler):
     """A sampler of a user's own."""
 
-    def case_index(self, seed: int, sample: int) -> int:
+    def case_index(self, sample: int) -> int:
         return 0
 
 
@@ -226,7 +226,7 @@ def built(*overrides, cases=PATCHES):
 
 
 def draws(sampler):
-    return [sampler.case_index(0, n) for n in range(40)]
+    return [sampler.case_index(n) for n in range(40)]
 
 
 @pytest.mark.parametrize(

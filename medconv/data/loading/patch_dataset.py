@@ -118,7 +118,6 @@ class PatchDataset(monai.data.Dataset):
         cases: Sequence[str],
         sampler: Sampler,
         patch: PatchShape,
-        seed: int,
         *,
         annotated: Mapping[str, Annotated] | None = None,
         values: Mapping[str, tuple[float, ...]] | None = None,
@@ -133,7 +132,6 @@ class PatchDataset(monai.data.Dataset):
         self.store = store
         self.sampler = sampler
         self.patch = patch
-        self.seed = seed
         self.annotated = annotated or {}
         self.values = values or {}
         self.read_size = read_size
@@ -143,7 +141,7 @@ class PatchDataset(monai.data.Dataset):
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case_id = self.case_of(index)
         entry = self.store.read(case_id)
-        corner = self.sampler.corner(self.seed, index, entry)
+        corner = self.sampler.corner(index, entry)
         # What augmentation needs is larger than the patch, and has its centre
         size = self.patch.size
         if self.packed is not None:
@@ -179,7 +177,7 @@ class PatchDataset(monai.data.Dataset):
 
     def case_of(self, index: int) -> str:
         """The case id of a sample; reads no file."""
-        return str(self.data[self.sampler.case_index(self.seed, index)])
+        return str(self.data[self.sampler.case_index(index)])
 
     def describe(self, index: int) -> tuple[str, str]:
         """The case of a sample, and a description of the sample."""

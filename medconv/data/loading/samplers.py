@@ -27,6 +27,7 @@ class CaseRounds:
     of all cases, and goes on over epochs, whose length is another one (`data.samples_per_epoch`).
 
     Args:
+        seed: of the run.
         count: of cases, or of whatever else takes turns.
         weights: how often each comes over all rounds, relative to the others, shape (count,); in each round
             at most one time more or less. None: all equally often.
@@ -34,23 +35,24 @@ class CaseRounds:
     """
 
     def __init__(
-        self, count: int, weights: np.ndarray | None = None, class_number: int | None = None
+        self, seed: int, count: int, weights: np.ndarray | None = None, class_number: int | None = None
     ) -> None:
+        self.seed = seed
         self.count = count
         self.weights = weights
         self.class_number = class_number
         # The order of the latest round: neighbouring samples share it.
-        self._round = (-1, -1)
+        self._round = -1
         self._order = np.empty(0, np.int64)
 
-    def index(self, seed: int, number: int) -> int:
+    def index(self, number: int) -> int:
         """Element `number` of the sequence, in 0 ... count - 1."""
         round_number, position = divmod(number, self.count)
-        if self._round != (seed, round_number):
+        if self._round != round_number:
             if self.class_number is None:
-                rng = generator(seed, RandomStream.CASE_ORDER, round_number)
+                rng = generator(self.seed, RandomStream.CASE_ORDER, round_number)
             else:
-                rng = generator(seed, RandomStream.BALANCED_ORDER, round_number, self.class_number)
+                rng = generator(self.seed, RandomStream.BALANCED_ORDER, round_number, self.class_number)
             order = rng.permutation(self.count)
             if self.weights is not None:
                 # Systematic resampling: one random offset, then equal steps through the cumulative weights
@@ -60,7 +62,7 @@ class CaseRounds:
                 # The last cumulative weight may be just below 1 by rounding
                 order = drawn.clip(max=self.count - 1)[order]
             self._order = order
-            self._round = (seed, round_number)
+            self._round = round_number
         return int(self._order[position])
 
 
@@ -158,21 +160,23 @@ class TrainingCases:
         class_indices: called without arguments, returns the indices of the cases of each class: of the label
             values 1, 2, ..., or of classes of whole images. Only for those who need it: it reads the
             foreground of every case.
+        seed: of the run.
         whole_images: where samples are whole images with values; None: patches with label maps.
     """
 
     cases: Sequence[Case]
     patch: PatchShape
     class_indices: Callable[[], ClassIndices]
+    seed: int
     whole_images: WholeImages | None = None
 
 
 class Sampler:
     """Cases in random order, by their weights where these differ; patches anywhere in the image.
 
-    Every result depends on (seed, sample number) alone, so that loader workers, devices and restarts do not
-    change what is trained on: draw random numbers by `medconv.data.random_streams.generator`. A subclass
-    changes `case_index`, `corner` or both; whole images with values need `case_index` alone.
+    Every result depends on `seed` and the sample's number alone, so that loader workers, devices and restarts
+    do not change what is trained on: draw random numbers by `medconv.data.random_streams.generator`. A
+    subclass changes `case_index`, `corner` or both; whole images with values need `case_index` alone.
 
     Args:
         cases: not kept, since each loader worker gets a copy of the sampler.
@@ -182,33 +186,34 @@ class Sampler:
     balances_classes: ClassVar[bool] = False  # whether each class is drawn equally often
 
     def __init__(self, cases: TrainingCases) -> None:
+        self.seed = cases.seed
         self.num_cases = len(cases.cases)
         weights = [case.weight for case in cases.cases]
         # Shape (cases,); None: all are alike
         self.weights = None if len(set(weights)) == 1 else np.array(weights)
         self.box = cases.patch.box
-        self._rounds = CaseRounds(self.num_cases, self.weights)
+        self._rounds = CaseRounds(self.seed, self.num_cases, self.weights)
         # By case index, where a case lacks labels: the label values that it annotates.
         self._annotated_values = {
             index: case.annotated for index, case in enumerate(cases.cases) if case.annotated is not None
         }
 
-    def case_index(self, seed: int, sample: int) -> int:
+    def case_index(self, sample: int) -> int:
         """The case of a sample, in 0 ... num_cases - 1; reads no file."""
-        return self._rounds.index(seed, sample)
+        return self._rounds.index(sample)
 
-    def corner(self, seed: int, sample: int, entry: Entry) -> np.ndarray:
+    def corner(self, sample: int, entry: Entry) -> np.ndarray:
         """First voxel of a sample's patch along each axis of the image; negative where it is padded.
 
         Args:
             entry: of the case that `case_index` gives; read few voxels of it, since it is memory-mapped.
         """
         return foreground_corner(
-            generator(seed, RandomStream.PATCH_POSITION, sample),
+            generator(self.seed, RandomStream.PATCH_POSITION, sample),
             entry,
             self.box,
             self.foreground_share,
-            self._annotated_values.get(self.case_index(seed, sample)),
+            self._annotated_values.get(self.case_index(sample)),
         )
 
 
@@ -272,26 +277,26 @@ class BalancedPatchSampler(ForegroundSampler):
             if len(indices) > 0
         ]
 
-    def case_index(self, seed: int, sample: int) -> int:
-        case_index, _ = self.draw(seed, sample)
+    def case_index(self, sample: int) -> int:
+        case_index, _ = self.draw(sample)
         return case_index
 
-    def corner(self, seed: int, sample: int, entry: Entry) -> np.ndarray:
+    def corner(self, sample: int, entry: Entry) -> np.ndarray:
         if not self._cases_of_class:
-            return super().corner(seed, sample, entry)
-        _, label_value = self.draw(seed, sample)
-        rng = generator(seed, RandomStream.PATCH_POSITION, sample)
+            return super().corner(sample, entry)
+        _, label_value = self.draw(sample)
+        rng = generator(self.seed, RandomStream.PATCH_POSITION, sample)
         if label_value is None:
             return foreground_corner(rng, entry, self.box, foreground_share=0.0)
         return foreground_corner(rng, entry, self.box, foreground_share=1.0, label_values=[label_value])
 
-    def draw(self, seed: int, sample: int) -> tuple[int, int | None]:
+    def draw(self, sample: int) -> tuple[int, int | None]:
         """Index of the case, and the label value at the patch's centre; None: anywhere."""
         if not self._cases_of_class:
-            return super().case_index(seed, sample), None
-        rng = generator(seed, RandomStream.PATCH_CLASS, sample)
+            return super().case_index(sample), None
+        rng = generator(self.seed, RandomStream.PATCH_CLASS, sample)
         if rng.random() >= self.foreground_share:
-            return super().case_index(seed, sample), None
+            return super().case_index(sample), None
         label_value, indices = self._cases_of_class[rng.integers(len(self._cases_of_class))]
         probabilities = None
         if self.weights is not None:

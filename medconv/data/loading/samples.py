@@ -29,7 +29,6 @@ class Samples(ABC):
 
     sampler: Sampler
     augment: Callable[[Batch], Batch]
-    seed: int
 
     # A validation batch is several cases, as many as the global batch has; else it is one
     validates_batches: ClassVar[bool] = False
@@ -89,7 +88,6 @@ class Patches(Samples):
             [case.id for case in cases],
             self.sampler,
             self.patch,
-            self.seed,
             annotated=self.annotated,
             values={case.id: case.values for case in cases if case.values is not None},
             read_size=getattr(self.batch_augment, "read_size", None),

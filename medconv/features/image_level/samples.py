@@ -119,12 +119,10 @@ class ImageDataset(ImageCases):
         store: Store,
         cases: Sequence[Case],
         sampler: Sampler,
-        seed: int,
         transform: Callable[[Sample], Sample] | None = None,
     ) -> None:
         super().__init__(store, cases, transform)
         self.sampler = sampler
-        self.seed = seed
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         sample = {**self.item(self.case_index(index)), "sample": index}
@@ -132,7 +130,7 @@ class ImageDataset(ImageCases):
 
     def case_index(self, index: int) -> int:
         """Index of a sample's case."""
-        return self.sampler.case_index(self.seed, index)
+        return self.sampler.case_index(index)
 
     def describe(self, index: int) -> tuple[str, str]:
         """The case of a sample, and a description of the sample."""
@@ -147,7 +145,7 @@ class Images(Samples):
     verifies: ClassVar[bool] = True
 
     def training(self, store: Store, cases: Sequence[Case], packed: PackedReading | None) -> ImageDataset:
-        return ImageDataset(store, cases, self.sampler, self.seed, self.sample_augment)
+        return ImageDataset(store, cases, self.sampler, self.sample_augment)
 
     def validation(self, store: Store, cases: Sequence[Case]) -> ImageCases:
         return ImageCases(store, cases)
@@ -164,21 +162,21 @@ class BalancedImageSampler(Sampler):
     def __init__(self, cases: TrainingCases) -> None:
         super().__init__(cases)
         self._indices = [np.array(indices) for indices in cases.class_indices() if len(indices) > 0]
-        self._class_rounds = CaseRounds(len(self._indices), class_number=len(self._indices))
+        self._class_rounds = CaseRounds(self.seed, len(self._indices), class_number=len(self._indices))
         self._case_rounds = []
         for class_number, indices in enumerate(self._indices):
             weights = None if self.weights is None else self.weights[indices]
             # The first class takes the random numbers of all cases, as it always has, so seeded runs stay
-            self._case_rounds.append(CaseRounds(len(indices), weights, class_number or None))
+            self._case_rounds.append(CaseRounds(self.seed, len(indices), weights, class_number or None))
 
-    def case_index(self, seed: int, sample: int) -> int:
+    def case_index(self, sample: int) -> int:
         num_classes = len(self._indices)
         if num_classes == 1:
-            return int(self._indices[0][self._case_rounds[0].index(seed, sample)])
-        class_number = self._class_rounds.index(seed, sample)
+            return int(self._indices[0][self._case_rounds[0].index(sample)])
+        class_number = self._class_rounds.index(sample)
         # Each class comes once a round, so the round's number is the number of its sample, too.
         sample_of_class = sample // num_classes
-        position = self._case_rounds[class_number].index(seed, sample_of_class)
+        position = self._case_rounds[class_number].index(sample_of_class)
         return int(self._indices[class_number][position])
 
 

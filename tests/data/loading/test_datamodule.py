@@ -236,7 +236,6 @@ def test_an_accelerator_is_sent_little_more_than_the_patch(tmp_path, axes, prese
         ["case"],
         ForegroundSampler(training_cases(cases_of(["case"]), patch.size, patch.slice_axis), 0),
         patch,
-        0,
         packed=PackedReading(augment.max_read_size, augment.read_blocks),
     )
     batch = collate_packed([samples[number] for number in range(16)])

@@ -39,14 +39,14 @@ def entry_of_shape(shape=(8, 8)):
 
 def test_cases_come_in_rounds_and_patches_lie_anywhere():
     sampler = Sampler(training_cases(cases_of(IDS), (2, 2)))
-    assert Counter(sampler.case_index(0, n) for n in range(40)) == dict.fromkeys(range(4), 10)
-    corners = {tuple(sampler.corner(0, n, entry_of_shape()).tolist()) for n in range(600)}
+    assert Counter(sampler.case_index(n) for n in range(40)) == dict.fromkeys(range(4), 10)
+    corners = {tuple(sampler.corner(n, entry_of_shape()).tolist()) for n in range(600)}
     assert corners == {(x, y) for x in range(7) for y in range(7)}
 
 
 def test_cases_come_by_weights_that_differ():
     sampler = Sampler(training_cases(cases_of(IDS, [1, 1, 1, 5]), (2, 2)))
-    assert Counter(sampler.case_index(0, n) for n in range(800))[3] == pytest.approx(500, abs=30)
+    assert Counter(sampler.case_index(n) for n in range(800))[3] == pytest.approx(500, abs=30)
     assert Sampler(training_cases(cases_of(IDS, [2, 2, 2, 2]))).weights is None
 
 
@@ -61,8 +61,8 @@ def test_a_subclass_sets_the_share_of_foreground_and_centres_on_annotated_classe
     sampler.foreground_share = 1.0
     drawn = {}
     for n in range(80):
-        corner = tuple(sampler.corner(0, n, entry_of_shape()).tolist())
-        drawn.setdefault(sampler.case_index(0, n), set()).add(corner)
+        corner = tuple(sampler.corner(n, entry_of_shape()).tolist())
+        drawn.setdefault(sampler.case_index(n), set()).add(corner)
     assert drawn[1] == {(6, 6)} and drawn[0] == {(2, 2), (6, 6)}
 
 
@@ -86,14 +86,14 @@ def centred_entry():
 @pytest.mark.parametrize("share", [0.0, 0.33, 1.0])
 def test_the_share_is_centred_on_foreground(share):
     sampler = ForegroundSampler(ALIKE, share)
-    centred = sum((sampler.corner(0, n, centred_entry()) == 4).all() for n in range(400)) / 400
+    centred = sum((sampler.corner(n, centred_entry()) == 4).all() for n in range(400)) / 400
     assert centred == pytest.approx(share, abs=0.06)
 
 
 def test_cases_are_those_of_any_sampler():
     for cases in (ALIKE, WEIGHTED):
         samplers = [Sampler(cases), ForegroundSampler(cases, 0.5)]
-        drawn = [[sampler.case_index(1, n) for n in range(30)] for sampler in samplers]
+        drawn = [[sampler.case_index(n) for n in range(30)] for sampler in samplers]
         assert drawn[0] == drawn[1]
 
 
@@ -113,31 +113,31 @@ def two_class_entry(rows=TWO_CLASSES):
 def test_patches_draw_the_class_then_a_case_then_a_voxel():
     cases = training_cases(cases_of(IDS, [1, 1, 3, 1]), (1, 1), class_indices=[[0, 1, 2], [3], []])
     sampler = BalancedPatchSampler(cases, 0.5)
-    draws = [sampler.draw(0, n) for n in range(800)]
+    draws = [sampler.draw(n) for n in range(800)]
     by_class = Counter(label_value for _, label_value in draws)
     assert 160 < by_class[1] < 240 and 160 < by_class[2] < 240 and 350 < by_class[None] < 450
     assert {case_index for case_index, label_value in draws if label_value == 2} == {3}
     of_first = Counter(case_index for case_index, label_value in draws if label_value == 1)
     assert of_first[2] / by_class[1] == pytest.approx(3 / 5, abs=0.1)
-    assert [sampler.case_index(0, n) for n in range(800)] == [case_index for case_index, _ in draws]
+    assert [sampler.case_index(n) for n in range(800)] == [case_index for case_index, _ in draws]
     for n, (_, label_value) in enumerate(draws):
-        corner = tuple(sampler.corner(0, n, two_class_entry()).tolist())
+        corner = tuple(sampler.corner(n, two_class_entry()).tolist())
         assert label_value is None or corner == {1: (1, 1), 2: (5, 5)}[label_value]
 
 
 def test_other_patches_lie_anywhere():
     cases = training_cases(cases_of(IDS), (1, 1), class_indices=[[0], [1]])
     sampler = BalancedPatchSampler(cases, 0.0)
-    corners = {tuple(sampler.corner(0, n, two_class_entry()).tolist()) for n in range(300)}
+    corners = {tuple(sampler.corner(n, two_class_entry()).tolist()) for n in range(300)}
     assert len(corners) > 70
-    assert Counter(sampler.case_index(0, n) for n in range(40)) == dict.fromkeys(range(4), 10)
+    assert Counter(sampler.case_index(n) for n in range(40)) == dict.fromkeys(range(4), 10)
 
 
 def test_without_any_foreground_it_is_the_foreground_sampler():
     cases = training_cases(cases_of(IDS), (2, 2), class_indices=[[], []])
     samplers = [BalancedPatchSampler(cases, 0.5), ForegroundSampler(cases, 0.5)]
     for n in range(20):
-        first, second = (sampler.corner(0, n, two_class_entry()).tolist() for sampler in samplers)
+        first, second = (sampler.corner(n, two_class_entry()).tolist() for sampler in samplers)
         assert first == second
 
 
@@ -162,23 +162,22 @@ def test_a_class_is_drawn_where_it_is_annotated(tmp_path, caplog):
 
 
 def test_each_round_has_each_index_once_in_a_new_order():
-    rounds = CaseRounds(7)
-    orders = [tuple(rounds.index(3, 7 * turn + n) for n in range(7)) for turn in range(20)]
+    rounds = CaseRounds(3, 7)
+    orders = [tuple(rounds.index(7 * turn + n) for n in range(7)) for turn in range(20)]
     assert all(sorted(order) == list(range(7)) for order in orders)
     assert len(set(orders)) > 15
 
 
 def test_elements_depend_on_seed_and_number_alone():
-    forwards, backwards = CaseRounds(5), CaseRounds(5)
-    pairs = [(seed, number) for seed in (0, 1) for number in range(30)]
-    expected = {pair: forwards.index(*pair) for pair in pairs}
-    assert {pair: backwards.index(*pair) for pair in reversed(pairs)} == expected
-    assert any(expected[0, number] != expected[1, number] for number in range(30))
+    forwards, backwards, others = CaseRounds(0, 5), CaseRounds(0, 5), CaseRounds(1, 5)
+    expected = {number: forwards.index(number) for number in range(30)}
+    assert {number: backwards.index(number) for number in reversed(range(30))} == expected
+    assert any(others.index(number) != expected[number] for number in range(30))
 
 
 def test_each_class_has_a_sequence_of_its_own():
-    sequences = [CaseRounds(6, class_number=number) for number in (None, 1, 2)]
-    assert len({tuple(rounds.index(0, n) for n in range(24)) for rounds in sequences}) == 3
+    sequences = [CaseRounds(0, 6, class_number=number) for number in (None, 1, 2)]
+    assert len({tuple(rounds.index(n) for n in range(24)) for rounds in sequences}) == 3
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1, 2.5, 4.5], [0.2, 0.2, 9.6], [3.0, 1.0]])
@@ -186,8 +185,8 @@ def test_a_round_has_each_index_by_weight_to_within_one(weights):
     count, shares = len(weights), np.array(weights) / sum(weights)
     total = Counter()
     for seed in range(300):
-        rounds = CaseRounds(count, np.array(weights))
-        drawn = Counter(rounds.index(seed, number) for number in range(count))
+        rounds = CaseRounds(seed, count, np.array(weights))
+        drawn = Counter(rounds.index(number) for number in range(count))
         assert all(abs(drawn[index] - count * share) < 1 for index, share in enumerate(shares))
         total += drawn
     for index, share in enumerate(shares):
@@ -195,8 +194,8 @@ def test_a_round_has_each_index_by_weight_to_within_one(weights):
 
 
 def test_a_round_by_weight_has_no_order_of_the_cases():
-    rounds = CaseRounds(20, np.arange(1, 21))
-    drawn = [[rounds.index(0, 20 * number + place) for place in range(20)] for number in range(2)]
+    rounds = CaseRounds(0, 20, np.arange(1, 21))
+    drawn = [[rounds.index(20 * number + place) for place in range(20)] for number in range(2)]
     assert all(of_round != sorted(of_round) for of_round in drawn)
 
 

@@ -130,7 +130,7 @@ def test_only_changed_images_are_prepared_again(tmp_path, caplog):
 
 
 def in_turn(store, cases, seed, **settings):
-    return ImageDataset(store, cases, Sampler(training_cases(cases)), seed, **settings)
+    return ImageDataset(store, cases, Sampler(training_cases(cases, seed=seed)), **settings)
 
 
 def test_sample_depends_on_seed_and_number_alone(prepared):
@@ -174,13 +174,13 @@ def test_balanced_sampling_draws_each_class_equally_often(prepared):
     dataset, store = prepared
     groups = [[1, 2, 3, 4, 6, 7, 8, 9], [0, 5], []]
     sampler = balanced(training_cases(dataset.cases, class_indices=groups), foreground_share=0.3)
-    samples = ImageDataset(store, list(dataset.cases), sampler, 0)
+    samples = ImageDataset(store, list(dataset.cases), sampler)
     drawn = Counter(samples.case_index(n) for n in range(160))
     assert drawn == dict.fromkeys(groups[0], 10) | dict.fromkeys(groups[1], 40)
     classes = [samples.case_index(n) in groups[1] for n in range(160)]
     assert all(classes[n] != classes[n + 1] for n in range(0, 160, 2))
     again = balanced(training_cases(dataset.cases, class_indices=groups), foreground_share=0.3)
-    other = ImageDataset(store, list(dataset.cases), again, 0)
+    other = ImageDataset(store, list(dataset.cases), again)
     assert [other.case_index(n) for n in (99, 3, 50)] == [samples.case_index(n) for n in (99, 3, 50)]
 
 
@@ -280,23 +280,23 @@ IDS = ("a", "b", "c", "d")
 def test_image_level_classes_take_turns_and_so_do_their_cases():
     indices = [[0, 1, 2], [], [3]]
     sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=indices))
-    drawn = [sampler.case_index(0, n) for n in range(60)]
+    drawn = [sampler.case_index(n) for n in range(60)]
     assert Counter(drawn) == {0: 10, 1: 10, 2: 10, 3: 30}
     assert all((drawn[n] == 3) != (drawn[n + 1] == 3) for n in range(0, 60, 2))
     of_first = [case_index for case_index in drawn if case_index != 3]
     assert all(sorted(of_first[n : n + 3]) == [0, 1, 2] for n in range(0, 30, 3))
     backwards = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=indices))
-    assert [backwards.case_index(0, n) for n in reversed(range(60))][::-1] == drawn
+    assert [backwards.case_index(n) for n in reversed(range(60))][::-1] == drawn
 
 
 def test_weights_count_within_an_image_level_class():
     cases = training_cases(cases_of(IDS, [1, 3, 1, 1]), class_indices=[[0, 1], [2, 3]])
     sampler = BalancedImageSampler(cases)
-    drawn = Counter(sampler.case_index(0, n) for n in range(400))
+    drawn = Counter(sampler.case_index(n) for n in range(400))
     assert drawn[0] == pytest.approx(50, abs=15) and drawn[1] == pytest.approx(150, abs=15)
     assert drawn[2] == drawn[3] == 100
 
 
 def test_one_image_level_class_is_drawn_alone():
     sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=[[], [1, 2]]))
-    assert Counter(sampler.case_index(0, n) for n in range(20)) == {1: 10, 2: 10}
+    assert Counter(sampler.case_index(n) for n in range(20)) == {1: 10, 2: 10}

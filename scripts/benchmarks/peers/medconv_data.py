@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,10 @@ class _Untouched:
 def _transforming(data: Any, options: argparse.Namespace) -> serving.Transforming:
     import torch
 
-    augment, data.augment = data.augment, _Untouched(data.augment)
-    if (
-        options.device == "cuda"
-    ):  # as in training: the size of the boxes that an augmentation on the device gets
-        data.augment.read_size = lambda sample: augment.max_read_size
+    augment, untouched = data.samples.augment, _Untouched(data.samples.augment)
+    if options.device == "cuda":  # as in training: the boxes that an augmentation on the device gets
+        untouched.read_size = lambda sample: augment.max_read_size
+    data.samples = replace(data.samples, augment=untouched)
     batches = iter(data.train_dataloader())
 
     def draw() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The plan of a run, from its config, its data and its machine; and what its nodes may use of both."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -9,10 +10,13 @@ import torch
 
 from medconv import config as configs
 from medconv import doors
-from medconv.config import Derived, PlanConfig, RunConfig
+from medconv.config import DataConfig, Derived, PlanConfig, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
+from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.data.preprocessing.normalisation import BY_CHANNEL_NAME, normalisation_for
+from medconv.data.preprocessing.value_bands import are_hounsfield
 from medconv.planning.limits import EarlierPlan, PlanOverrides
 from medconv.planning.planner import PatchSearch, Plan, need_axes, plan
 from medconv.planning.topology import GB, Budget, Network, stem_for
@@ -22,7 +26,9 @@ from medconv.training.run_dir import short_hash
 from medconv.training.weight_source import weight_source
 from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import resolve_precision, total_memory, uses_gpu
-from medconv.utils.logging import size_text
+from medconv.utils.logging import size_text, some
+
+log = logging.getLogger(__name__)
 
 # Arguments of `PlanOverrides` to the keys that set them.
 _PLAN_KEYS = {entry.name: f"plan.{entry.name}" for entry in fields(PlanConfig)}
@@ -68,10 +74,14 @@ def make_plan(
     kind = dataset.targets.family.own("planning")
     # Exposure and stain differ between pictures; a value that is to be predicted may depend on them
     of_pictures = "zscore" if isinstance(dataset.targets, SegmentationTargets) else "dataset"
-    # That of a run to resume may be from before this default
-    if config.data.normalisation is None and len(earlier.normalisation) == len(dataset.modalities):
-        names = {**overrides.names, "normalisation": earlier.origin}
-        overrides = replace(overrides, normalisation=earlier.normalisation, names=names)
+    if config.data.normalisation is None:
+        normalisation, origin = earlier.normalisation, earlier.origin
+        # That of a run to resume may be from before a default
+        if len(normalisation) != len(dataset.modalities):
+            normalisation, origin = _with_ct(dataset, measured, config.data), "the values are those of CT"
+        if normalisation:
+            names = {**overrides.names, "normalisation": origin}
+            overrides = replace(overrides, normalisation=normalisation, names=names)
     # The run to resume, or whose weights these are, took slices, and so does this one
     is_open = config.data.spatial_dims is None and config.data.slice_axis is None
     if earlier.takes_slices and is_open and measured.spatial_dims == 3 and dataset.targets.per_voxel:
@@ -137,6 +147,29 @@ def network_without_data(config: RunConfig, patch: Sequence[int], spacing_mm: Se
     )
     network, _ = search.network_for(patch, exact=True)
     return network
+
+
+def _with_ct(dataset: Dataset, measured: Fingerprint, data: DataConfig) -> tuple[str, ...]:
+    """The normalisation of each channel, where one has the values of CT and its name does not say so; else
+    empty. Of label maps, for which alone it was measured; conventions of others have their own rule.
+    """
+    are_pictures = are_picture_channels(dataset.modalities)
+    if data.convention is not None or are_pictures or not isinstance(dataset.targets, SegmentationTargets):
+        return ()
+    names = list(normalisation_for(None, dataset.modalities))
+    found = []
+    for channel, rows in enumerate(zip(*measured.percentiles, strict=True)):
+        if dataset.modalities[channel].strip().lower() not in BY_CHANNEL_NAME and are_hounsfield(rows):
+            names[channel] = "ct"
+            found.append(dataset.modalities[channel])
+    if not found:
+        return ()
+    log.info(
+        "data: the values of %s are those of CT in every case, so they are normalised as CT is; "
+        "data.normalisation=zscore: as others are",
+        some(found),
+    )
+    return tuple(names)
 
 
 def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, store: str) -> Plan:

@@ -1,9 +1,11 @@
 """medconv/training/plan_setup.py: the plan of a config, and the values that follow from the data."""
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,47 @@ def test_a_run_that_goes_on_keeps_the_normalisation_of_each_channel(tmp_path):
     # of a checkpoint with another number of channels
     others = prepare_data(settings, earlier_plan=replace(BEGAN, normalisation=("ct", "none"))).plan
     assert others.normalisation == ("zscore",)
+
+
+@pytest.mark.parametrize(
+    ("channel", "offset", "more", "expected"),
+    [
+        ("MRI", 0, [], "ct"),
+        ("abdomen", 0, [], "ct"),
+        ("zscore", 0, [], "zscore"),  # nnU-Net's word for it
+        ("MRI", 1000, [], "zscore"),
+        ("MRI", 0, ["data.normalisation=zscore"], "zscore"),
+        ("MRI", 0, ["data.convention=nnunet_ras"], "zscore"),
+    ],
+)
+def test_volumes_with_the_values_of_ct_are_normalised_as_ct(
+    channel, offset, more, expected, tmp_path, caplog
+):
+    """Where no name says so: by the statistics of the foreground, and not of how much air each image shows."""
+    root = tmp_path / "data"
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        image = np.full((16, 16, 16), -1000.0)
+        image[3 : 10 + i, 3:13, 3:13] = 40  # organs in fat, of patients of several sizes
+        label = (image == 40).astype(np.uint8)
+        label[:, 8:] = 0
+        image += rng.normal(0, 10, image.shape) + offset
+        for folder, array in (("imagesTr", image), ("labelsTr", label)):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            nib.save(nib.Nifti1Image(array.astype(np.float32), np.eye(4)), root / folder / f"{i}.nii.gz")
+    description = {
+        "modality": {"0": channel},
+        "labels": {"0": "background", "1": "organ"},
+        "training": [{"image": f"imagesTr/{i}.nii.gz", "label": f"labelsTr/{i}.nii.gz"} for i in range(4)],
+    }
+    (root / "dataset.json").write_text(json.dumps(description))
+    settings = tiny.checked(root, f"data.cache_dir={tmp_path}/cache", "data.prepare_workers=1", *more)
+    caplog.set_level("INFO")
+    plan = prepare_data(settings).plan
+    assert plan.normalisation == (expected,)
+    reasons = {name: reason for name, _, reason in plan.rows}
+    assert (reasons["normalisation"] == "the values are those of CT") == (expected == "ct")
+    assert ("are those of CT in every case" in caplog.text) == (expected == "ct")
 
 
 def test_derived_values_of_classes_and_numbers(tmp_path, caplog):

@@ -16,6 +16,7 @@ ADAPTING = ("zscore", "zscore_nonzero", "rescale")  # normalisations by the imag
 _SAMPLES = 5_000  # voxels of an image
 _FEWEST = 4  # cases, with fewer of which nothing is known of the others
 _SHIFT = 0.25  # of the usual width, by which all percentiles lie beyond those of all others
+_AIR = -500  # Hounsfield units, below which are air and lungs
 _SCALE = 5  # times the width of all others, or a fifth of it
 
 
@@ -103,6 +104,21 @@ def band_of(rows: Sequence[Sequence[float]]) -> Band | None:
         widths=(float(widths.min()), float(np.median(widths)), float(widths.max())),
         cases=len(values),
     )
+
+
+def are_hounsfield(rows: Sequence[Sequence[float]]) -> bool:
+    """Whether a channel's values are those of CT: in each image much air, and little beyond soft tissue.
+
+    Args:
+        rows: the percentiles of each image, () where it lacks the channel.
+    """
+    values = np.array([row for row in rows if row])
+    if not len(values):
+        return False
+    low, high = values[:, 0], values[:, -1]
+    # Air has -1000, what lies outside the scanner's circle down to -3024. Phases and velocities, which reach
+    # as low, lie as high on the other side.
+    return bool(((low >= -3100) & (low <= _AIR) & (high >= _AIR) & (high <= 0.7 * np.abs(low))).all())
 
 
 def far_cases(rows: Sequence[Sequence[float]]) -> list[tuple[int, Band]]:

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medconv.data.preprocessing.value_bands import Band, band_of, even_step, far_cases, percentiles
+from medconv.data.preprocessing.value_bands import (
+    Band,
+    are_hounsfield,
+    band_of,
+    even_step,
+    far_cases,
+    percentiles,
+)
 
 USUAL = [[-1000.0 + case, -800.0, 0.0, 50.0, 300.0 + 5 * case] for case in range(6)]
 
@@ -28,6 +35,28 @@ def test_far_is_shifted_or_scaled_as_a_whole(row, is_far):
     band = band_of(USUAL)
     assert band is not None
     assert band.far(row) == is_far
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([-1000, -1000, -90, 40, 120], True),  # an abdomen with air around
+        ([-1024, -900, -850, -700, 30], True),  # lungs
+        ([-3024, -1000, -100, 40, 600], True),  # a head, padded outside the scanner's circle
+        ([-110, -60, 30, 50, 90], False),  # cropped to soft tissue: nobody can tell
+        ([24, 24, 934, 1064, 1144], False),  # 1024 too high
+        ([0, 40, 300, 500, 900], False),
+        ([-4000, -2000, 0, 2000, 4000], False),  # phases
+        ([-900, -40, 0, 40, 900], False),  # velocities, in mm/s
+        ([-2, -1, 0, 1, 2], False),
+        ([-1000, -1000, -1000, -1000, -1000], False),
+        ([-30000, -30000, -1000, 40, 120], False),
+    ],
+)
+def test_the_values_of_ct_are_known_where_each_image_has_them(row, expected):
+    abdomen = [-1000, -1000, -90, 40, 120]
+    assert are_hounsfield([abdomen, row, ()]) == expected
+    assert not are_hounsfield([]) and not are_hounsfield([()])
 
 
 def test_with_few_others_nothing_is_known():

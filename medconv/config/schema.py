@@ -90,7 +90,7 @@ class DataConfig:
     normalisation: Any = key(
         None,
         "zscore, zscore_nonzero (only voxels that are not 0), ct, dataset, rescale or none, one "
-        "name or one per channel; null decides by modality, and for pictures by what is predicted",
+        "name or one per channel; null decides by modality and values, or by what is predicted",
         accepts=str | list[str] | None,
         choices=("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none"),
     )

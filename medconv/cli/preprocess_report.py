@@ -7,7 +7,13 @@ import numpy as np
 
 from medconv.config import RunConfig
 from medconv.data.case import Case, Dataset
-from medconv.data.preprocessing.check import assumed_spacing, dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.check import (
+    assumed_spacing,
+    case_warnings,
+    dataset_warnings,
+    error_report,
+    examine_all,
+)
 from medconv.data.preprocessing.dataset_cache import dataset_folder, examined
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
@@ -80,11 +86,8 @@ def _check(run_config: RunConfig) -> None:
 
 
 def _print_warnings(dataset: Dataset, reports: Sequence[CaseReport]) -> None:
-    for report in reports:
-        for warning in report.warnings:
-            print(f"warning: case {report.case}: {warning}")
     valid = [report for report in reports if not report.errors]
-    for warning in dataset_warnings(valid, dataset):
+    for warning in case_warnings(reports) + dataset_warnings(valid, dataset):
         print(f"warning: {warning}")
 
 

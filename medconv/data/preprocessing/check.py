@@ -66,8 +66,26 @@ def check(
     valid = [r for r in reports if not r.errors]
     if errors and not (skip and valid):
         raise ValueError(error_report(dataset, errors))
-    warnings = [f"case {r.case}: {w}" for r in valid for w in r.warnings]
-    return CheckResult(measure(valid), warnings + dataset_warnings(valid, dataset), errors)
+    return CheckResult(measure(valid), case_warnings(valid) + dataset_warnings(valid, dataset), errors)
+
+
+def case_warnings(reports: Sequence[CaseReport]) -> list[str]:
+    """What is odd in a case, a line for each; one line where many cases have the same, which is likely right,
+    such as no foreground where most people are healthy.
+    """
+    cases_of: defaultdict[str, dict[str, str]] = defaultdict(dict)  # text behind the file to case to warning
+    for report in reports:
+        for warning in report.warnings:
+            _, _, text = warning.partition(": ")
+            cases_of[text][report.case] = warning
+    lines = []
+    for text, cases in cases_of.items():
+        if len(cases) > _NAMED:
+            file, _, _ = next(iter(cases.values())).partition(": ")
+            lines.append(f"{named(list(cases))}: {text}; the first is {file}")
+        else:
+            lines += [f"case {case}: {warning}" for case, warning in cases.items()]
+    return lines
 
 
 def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[str]:

@@ -256,6 +256,21 @@ def test_what_is_odd_is_a_warning(tmp_path, change):
     assert warning.startswith(f"case case_0: {case.files[file]}: {message}")
 
 
+@pytest.mark.parametrize(("empty", "lines"), [(5, 5), (6, 1)])
+def test_what_many_cases_have_is_one_line(empty, lines, tmp_path):
+    """Such as those without a lesion, which screening has by the hundred."""
+    dataset = tiny(tmp_path, 7)
+    for case in dataset.cases[:empty]:
+        save(case.label, np.zeros(SHAPE, np.uint8))
+    warnings = [text for text in check(dataset, 1).warnings if "no foreground" in text]
+    assert len(warnings) == lines
+    if lines == 1:
+        assert warnings[0] == (
+            "6 cases (case_0, case_1, case_2, case_3, case_4, ...): no foreground, every voxel is background; "
+            f"the first is {dataset.cases[0].label}"
+        )
+
+
 @pytest.mark.parametrize("shape", [(1, 14, 10), (12, 1, 10)])
 def test_one_slice_along_another_axis_is_an_error(tmp_path, shape):
     dataset = tiny(tmp_path)

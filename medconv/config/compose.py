@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from medconv import config
 from medconv.config.instantiate import add_package, fit_classes, iter_nodes, search_folder
 from medconv.config.keys import declared_keys
+from medconv.config.schema import groups
 from medconv.config.unknown_keys import check_hydra_settings, check_names, check_not_of_a_sweep, with_nearest
 from medconv.config.values import NO_TEXT, ConfigError, is_text
 
@@ -45,6 +46,9 @@ def escaped(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or argument.startswith("-") or "'" in value or '"' in value:
         return argument
+    if key in _groups() and NO_TEXT.fullmatch(value):
+        # Hydra's defaults may have a group without an option, its overrides may not
+        return f"~{key}" if value == "null" else f"{key}='{value}'"
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
     value = _as_texts(value, are_texts=key.lstrip("+") in _text_keys())
@@ -60,6 +64,11 @@ def escaped(argument: str) -> str:
             value = str(Path(value).expanduser())
         return f"{key}='{value}'"
     return argument
+
+
+@cache
+def _groups() -> frozenset[str]:
+    return frozenset(groups())
 
 
 @cache
@@ -230,8 +239,9 @@ class Composer:
 
     def job(self, overrides: Sequence[str]) -> Composed:
         """The config of a job of the sweep. Args: overrides: without several values."""
+        overrides = [escaped(each) if each.endswith("=null") else each for each in overrides]
         with explaining(self._typed):
-            return _checked(self._hydra.config_loader.load_sweep_config(self._sweep, list(overrides)))
+            return _checked(self._hydra.config_loader.load_sweep_config(self._sweep, overrides))
 
     def _load(self, mode: RunMode) -> DictConfig:
         overrides = [*self.overrides, f"hydra.mode={mode.name}"]

@@ -300,6 +300,27 @@ def test_a_text_that_a_file_gives_as_a_number_is_refused(tmp_path):
     assert "data.class_names must be a list of words or null, got true; write it in" in str(raised.value)
 
 
+@pytest.mark.parametrize("group", ["experiment", "debug", "logger"])
+def test_null_is_a_group_without_an_option(group):
+    assert validate(config_of(f"{group}=null")) == validate(config_of(f"~{group}"))
+
+
+def test_null_among_the_options_of_a_sweep():
+    without, quick = compose.compose(["-m", "debug=null,limit"])
+    assert validate(without.values) == validate(config_of())
+    assert validate(quick.values) == validate(config_of("debug=limit"))
+
+
+def test_a_number_for_an_option_is_named():
+    with pytest.raises(ConfigError, match="model=5"):
+        config_of("model=5")
+
+
+def test_null_for_a_group_that_every_run_needs_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"^loss: every run needs one, without ~; choose one of auto, "):
+        validate(config_of("loss=null"))
+
+
 def test_a_group_that_is_removed_is_named():
     with pytest.raises(ConfigError, match=r"^loss: every run needs one, without ~; choose one of auto, "):
         validate(config_of("~loss"))

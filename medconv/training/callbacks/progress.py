@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from medconv.targets.scores import DICE, MonitoredMetric
 from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.checkpoint.resumable_loop import ends_now
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.utils import progress
 
@@ -261,15 +262,37 @@ def _duration(seconds: float) -> str:
     return f"{minutes_left}:{seconds_left:02}"
 
 
-class LearningRate(Callback):
+class _Curve(Callback):
+    """Logs what a step was trained with every `log_every_n_steps` steps, and in the last one."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        self._values = self.values(trainer, pl_module, batch) if every else {}
+        if every and (trainer.global_step + 1) % every == 0:
+            self._log(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Lightning then writes a row whatever the step, with the last values it was given
+        if ends_now(trainer):
+            self._log(pl_module)
+
+    def _log(self, pl_module: LightningModule) -> None:
+        for name, value in self._values.items():
+            pl_module.log(name, value, rank_zero_only=True)
+
+    def values(self, trainer: Trainer, pl_module: Any, batch: Any) -> dict[str, float]:
+        raise NotImplementedError
+
+
+class LearningRate(_Curve):
     """Logs `train/lr`, and `train/lr_2`, ... for parameter groups with further base learning rates."""
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if not every or (trainer.global_step + 1) % every:
-            return
+    def values(self, trainer: Trainer, pl_module: Any, batch: Any) -> dict[str, float]:
         # By base learning rate: a schedule multiplies it, so groups with the same one share a curve
         rates: dict[float, float] = {}
         for optimizer in trainer.optimizers:
@@ -278,18 +301,18 @@ class LearningRate(Callback):
                 # Schedules write the base learning rate into the groups
                 base_rate = float(group.get("initial_lr", rate))
                 rates.setdefault(base_rate, rate)
-        for number, rate in enumerate(rates.values(), 1):
-            name = "train/lr" if number == 1 else f"train/lr_{number}"
-            pl_module.log(name, rate, rank_zero_only=True)
+        return {
+            "train/lr" if number == 1 else f"train/lr_{number}": rate
+            for number, rate in enumerate(rates.values(), 1)
+        }
 
 
-class PatchSize(Callback):
+class PatchSize(_Curve):
     """Logs `train/patch_voxels`, the voxels of a training patch, where it grows during the run."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if pl_module.growing_patch is None or not every or (trainer.global_step + 1) % every:
-            return
+    def values(self, trainer: Trainer, pl_module: Any, batch: Any) -> dict[str, float]:
+        if pl_module.growing_patch is None:
+            return {}
         whole_patch = batch["image"].shape[2:]
         size = pl_module.growing_patch.size(whole_patch, pl_module.lr_schedulers().progress)
-        pl_module.log("train/patch_voxels", float(prod(size)), rank_zero_only=True)
+        return {"train/patch_voxels": float(prod(size))}

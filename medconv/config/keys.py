@@ -65,7 +65,7 @@ class Limits:
         bounds = [
             ("at least {:g}", self.ge),
             ("more than {:g}", self.gt),
-            ("at most {:g}", self.le),
+            ("at most {:.10g}", self.le),
             ("finite" if self.lt == math.inf else "below {:g}", self.lt),
             ("whole above 1", self.share or None),
         ]

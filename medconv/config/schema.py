@@ -590,7 +590,7 @@ class Derived:
 class RunConfig:
     """The whole config of a run."""
 
-    seed: int = key(0, "seed of initial weights, patches and augmentation", ge=0)
+    seed: int = key(0, "seed of initial weights, patches and augmentation", ge=0, le=2**32 - 1)
     tags: list[str] = key(
         [], "words that find a run again, such as [baseline,fold0]: in config.yaml, wandb and mlflow"
     )

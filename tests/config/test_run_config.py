@@ -100,6 +100,11 @@ def test_all_wrong_values_are_named_at_once():
     assert "  data.batch_size must be at least 1, got 0" in lines
 
 
+def test_a_seed_that_numpy_refuses_is_named():
+    with pytest.raises(ConfigError, match=r"^seed must be at least 0 and at most 4294967295, got 4294967296"):
+        config.validate(tiny.composed("seed=4294967296"))
+
+
 def test_values_that_refer_to_other_keys_are_checked_filled_in():
     assert config.validate(tiny.composed("data.prefetch_factor=${data.num_folds}")).data.prefetch_factor == 5
     with pytest.raises(ConfigError, match=r"data\.num_folds must be at least 2, got 1"):

@@ -149,8 +149,14 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _check_folders(images: Path, output: Path) -> None:
-    """Raises: ValueError: later, predictions would be taken for images."""
+    """Raises: ValueError: later, predictions would be taken for images; or a file where a folder is meant."""
     from medconv.data.io.formats import choice_of
+    from medconv.data.io.images import suffixes
+
+    if output.name.endswith((".csv", *suffixes())) and not output.is_dir():
+        raise ValueError(
+            f"--output {output}: names a file, expected a folder, in which each case has a file of its name"
+        )
 
     folder, _ = choice_of(images)
     if folder.is_dir() and output.is_dir() and folder.samefile(output):

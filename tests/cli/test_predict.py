@@ -45,6 +45,14 @@ def test_a_missing_input_is_named_before_anything_is_read(tmp_path, monkeypatch,
     assert capsys.readouterr().err == f"error: --input {tmp_path}/gone: no such file or folder\n"
 
 
+@pytest.mark.parametrize("name", ["case_0.nii.gz", "predictions.csv"])
+def test_a_file_is_no_folder_of_predictions(name, tmp_path, monkeypatch, capsys):
+    """Else it would become a folder of that name."""
+    assert call(monkeypatch, Path("nowhere.ckpt"), tmp_path, "--output", tmp_path / name) == 1
+    assert f"error: --output {tmp_path / name}: names a file, expected a folder" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+
+
 def test_other_results_are_refused_by_the_names_of_the_flags(exported, tmp_path, monkeypatch, capsys):
     image = exported.images / "case_0.nii.gz"
     words = ("--output", tmp_path / "out")

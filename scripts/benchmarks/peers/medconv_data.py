@@ -108,7 +108,8 @@ class _Untouched:
 def _transforming(data: Any, options: argparse.Namespace) -> serving.Transforming:
     import torch
 
-    augment, untouched = data.samples.augment, _Untouched(data.samples.augment)
+    augment = data.samples.augment
+    untouched: Any = _Untouched(augment)
     if options.device == "cuda":  # as in training: the boxes that an augmentation on the device gets
         untouched.read_size = lambda sample: augment.max_read_size
     data.samples = replace(data.samples, augment=untouched)

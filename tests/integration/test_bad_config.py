@@ -141,7 +141,7 @@ def train(composed):
         ("task.overlap=1.5", "task.overlap must be at least 0 and below 1, got 1.5"),
         ("augmentation.scale=2", "augmentation.scale must be a range [low, high] from 0.01 upwards, got [2]"),
         ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches must be at least 1, got 0"),
-        ("seed=-1", "seed must be at least 0, got -1"),
+        ("seed=-1", "seed must be at least 0 and at most 4294967295, got -1"),
         ("task.mirror_axes=0", "task.mirror_axes must be a list of whole numbers or all, got 0"),
         ("task.sw_batch_size=1.5", "task.sw_batch_size must be a whole number, got 1.5"),
         (

@@ -1,5 +1,6 @@
 """The plan of a run, from its config, its data and its machine; and what its nodes may use of both."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -15,7 +16,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import BY_CHANNEL_NAME, normalisation_for
-from medconv.data.preprocessing.value_bands import are_hounsfield, are_masked
+from medconv.data.preprocessing.value_bands import are_hounsfield
 from medconv.planning.limits import EarlierPlan, PlanOverrides
 from medconv.planning.planner import PatchSearch, Plan, need_axes, plan
 from medconv.planning.topology import GB, Budget, Network, stem_for
@@ -25,7 +26,9 @@ from medconv.training.run_dir import short_hash
 from medconv.training.weight_source import weight_source
 from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import resolve_precision, total_memory, uses_gpu
-from medconv.utils.logging import size_text
+from medconv.utils.logging import size_text, some
+
+log = logging.getLogger(__name__)
 
 # Arguments of `PlanOverrides` to the keys that set them.
 _PLAN_KEYS = {entry.name: f"plan.{entry.name}" for entry in fields(PlanConfig)}
@@ -75,7 +78,7 @@ def make_plan(
         normalisation, origin = earlier.normalisation, earlier.origin
         # That of a run to resume may be from before a default
         if len(normalisation) != len(dataset.modalities):
-            normalisation, origin = _by_values(dataset, measured, config.data)
+            normalisation, origin = _with_ct(dataset, measured, config.data), "the values are those of CT"
         if normalisation:
             names = {**overrides.names, "normalisation": origin}
             overrides = replace(overrides, normalisation=normalisation, names=names)
@@ -146,29 +149,27 @@ def network_without_data(config: RunConfig, patch: Sequence[int], spacing_mm: Se
     return network
 
 
-def _by_values(dataset: Dataset, measured: Fingerprint, data: DataConfig) -> tuple[tuple[str, ...], str]:
-    """The normalisation of each channel, where values say what no name does, and what they say; else empty.
-
-    Of label maps, for which alone it was measured; conventions of others have their own rule.
+def _with_ct(dataset: Dataset, measured: Fingerprint, data: DataConfig) -> tuple[str, ...]:
+    """The normalisation of each channel, where one has the values of CT and its name does not say so; else
+    empty. Of label maps, for which alone it was measured; conventions of others have their own rule.
     """
     are_pictures = are_picture_channels(dataset.modalities)
     if data.convention is not None or are_pictures or not isinstance(dataset.targets, SegmentationTargets):
-        return (), ""
+        return ()
     names = list(normalisation_for(None, dataset.modalities))
-    by_channel = list(zip(*measured.percentiles, strict=True))
-    is_word = [name.strip().lower() in BY_CHANNEL_NAME for name in dataset.modalities]
     found = []
-    for channel, rows in enumerate(by_channel):
-        if not is_word[channel] and are_hounsfield(rows):
+    for channel, rows in enumerate(zip(*measured.percentiles, strict=True)):
+        if dataset.modalities[channel].strip().lower() not in BY_CHANNEL_NAME and are_hounsfield(rows):
             names[channel] = "ct"
-            found = ["the values are those of CT"]
-    others = [channel for channel, name in enumerate(names) if name == "zscore" and not is_word[channel]]
-    # The mask is of all channels together
-    if by_channel and others and all(are_masked(by_channel[channel]) for channel in others):
-        for channel in others:
-            names[channel] = "zscore_nonzero"
-        found.append("the images are 0 outside of a mask")
-    return (tuple(names) if found else ()), ", ".join(found)
+            found.append(dataset.modalities[channel])
+    if not found:
+        return ()
+    log.info(
+        "data: the values of %s are those of CT in every case, so they are normalised as CT is; "
+        "data.normalisation=zscore: as others are",
+        some(found),
+    )
+    return tuple(names)
 
 
 def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, store: str) -> Plan:

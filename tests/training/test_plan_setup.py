@@ -176,7 +176,9 @@ def test_a_run_that_goes_on_keeps_the_normalisation_of_each_channel(tmp_path):
         ("MRI", 0, ["data.convention=nnunet_ras"], "zscore"),
     ],
 )
-def test_volumes_with_the_values_of_ct_are_normalised_as_ct(channel, offset, more, expected, tmp_path):
+def test_volumes_with_the_values_of_ct_are_normalised_as_ct(
+    channel, offset, more, expected, tmp_path, caplog
+):
     """Where no name says so: by the statistics of the foreground, and not of how much air each image shows."""
     root = tmp_path / "data"
     rng = np.random.default_rng(0)
@@ -196,30 +198,12 @@ def test_volumes_with_the_values_of_ct_are_normalised_as_ct(channel, offset, mor
     }
     (root / "dataset.json").write_text(json.dumps(description))
     settings = tiny.checked(root, f"data.cache_dir={tmp_path}/cache", "data.prepare_workers=1", *more)
+    caplog.set_level("INFO")
     plan = prepare_data(settings).plan
     assert plan.normalisation == (expected,)
     reasons = {name: reason for name, _, reason in plan.rows}
     assert (reasons["normalisation"] == "the values are those of CT") == (expected == "ct")
-
-
-def test_channels_that_are_0_outside_of_a_mask_are_normalised_inside_of_it(tmp_path, dataset):
-    """All of them, as the mask is what is not 0 in some channel; CT in a further channel stays CT."""
-    brain, whole, ct = (0, 0, 50, 400, 700), (2, 9, 50, 400, 700), (-1000, -1000, -90, 40, 120)
-    found = auto(dataset)
-    volumes = fingerprint([(48, 48, 40)] * 7, [(1.0, 1.0, 1.0)] * 7, 2, 3)
-    config = tiny.checked(dataset, f"data.cache_dir={tmp_path}", "data.patch_size=[16,16,16]")
-    for rows, expected in (
-        ((brain, brain), ("zscore_nonzero", "zscore_nonzero")),
-        ((brain, whole), ("zscore", "zscore")),
-        ((brain, ct), ("zscore_nonzero", "ct")),
-        ((whole, ct), ("zscore", "ct")),
-    ):
-        measured = replace(volumes, percentiles=(rows,) * 7)
-        two = replace(found, modalities=("T1", "T2"))
-        plan = plan_setup.make_plan(config, two, measured)
-        assert plan.normalisation == expected
-        reason = next(row[2] for row in plan.rows if row[0] == "normalisation")
-        assert ("0 outside of a mask" in reason) == ("zscore_nonzero" in expected)
+    assert ("are those of CT in every case" in caplog.text) == (expected == "ct")
 
 
 def test_derived_values_of_classes_and_numbers(tmp_path, caplog):

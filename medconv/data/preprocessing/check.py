@@ -73,18 +73,18 @@ def case_warnings(reports: Sequence[CaseReport]) -> list[str]:
     """What is odd in a case, a line for each; one line where many cases have the same, which is likely right,
     such as no foreground where most people are healthy.
     """
-    cases_of: defaultdict[str, dict[str, str]] = defaultdict(dict)  # text behind the file to case to warning
+    cases_of: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)  # text behind the file to case
     for report in reports:
         for warning in report.warnings:
             _, _, text = warning.partition(": ")
-            cases_of[text][report.case] = warning
+            cases_of[text].setdefault(report.case, []).append(warning)
     lines = []
     for text, cases in cases_of.items():
         if len(cases) > _NAMED:
-            file, _, _ = next(iter(cases.values())).partition(": ")
+            file, _, _ = next(iter(cases.values()))[0].partition(": ")
             lines.append(f"{named(list(cases))}: {text}; the first is {file}")
         else:
-            lines += [f"case {case}: {warning}" for case, warning in cases.items()]
+            lines += [f"case {case}: {warning}" for case, texts in cases.items() for warning in texts]
     return lines
 
 

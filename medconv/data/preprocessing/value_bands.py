@@ -121,16 +121,6 @@ def are_hounsfield(rows: Sequence[Sequence[float]]) -> bool:
     return bool(((low >= -3100) & (low <= _AIR) & (high >= _AIR) & (high <= 0.7 * np.abs(low))).all())
 
 
-def are_masked(rows: Sequence[Sequence[float]]) -> bool:
-    """Whether most images of a channel are 0 outside of a mask, such as a brain without its skull.
-
-    Args:
-        rows: the percentiles of each image, () where it lacks the channel.
-    """
-    masked = [row[0] == row[1] == 0 < row[3] < row[4] for row in rows if row]  # not of two values, as a mask
-    return sum(masked) > len(masked) / 2
-
-
 def far_cases(rows: Sequence[Sequence[float]]) -> list[tuple[int, Band]]:
     """Indices of images that are far from all others in one channel, each with the band of these others."""
     values = np.array([row or (np.nan,) * len(PERCENTILES) for row in rows])

@@ -8,7 +8,6 @@ from PIL import Image
 from medconv.data.preprocessing.value_bands import (
     Band,
     are_hounsfield,
-    are_masked,
     band_of,
     even_step,
     far_cases,
@@ -58,22 +57,6 @@ def test_the_values_of_ct_are_known_where_each_image_has_them(row, expected):
     abdomen = [-1000, -1000, -90, 40, 120]
     assert are_hounsfield([abdomen, row, ()]) == expected
     assert not are_hounsfield([]) and not are_hounsfield([()])
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ([0, 0, 0, 400, 700], True),  # a brain without its skull
-        ([0, 0, 0, 1, 1], False),  # a mask itself
-        ([0, 0, 0, 0, 700], False),
-        ([0, 3, 20, 400, 700], False),
-        ([-2, 0, 0, 1, 2], False),
-    ],
-)
-def test_images_are_masked_where_most_of_them_are(row, expected):
-    whole = [2.0, 9.0, 50.0, 400.0, 700.0]
-    assert are_masked([row, row, whole]) == expected
-    assert not are_masked([row, whole, ()]) and not are_masked([])
 
 
 def test_with_few_others_nothing_is_known():

@@ -7,7 +7,7 @@ from medconv.config import ConfigError, RunConfig
 from medconv.config.values import as_text, enumeration
 from medconv.models.build import check_conv
 from medconv.training.growing_patch import has_end
-from medconv.training.optim.build import knows_progress, with_epochs
+from medconv.training.optim.build import knows_progress, log_schedule, with_epochs
 from medconv.training.trainer import epochs_of
 
 # What `build_data` gives an augmentation beside its keys
@@ -80,6 +80,7 @@ def check_config(config: RunConfig) -> None:
         configs.check_arguments(config.loss, "loss")
     configs.check_arguments(config.optimizer, "optimizer", positional=1)
     scheduler = with_epochs(config.scheduler, epochs_of(config.trainer))
+    log_schedule(config.scheduler, scheduler)
     configs.check_arguments(scheduler, "scheduler", positional=1)
     configs.check_arguments(config.sampler, "sampler", added=("cases",))
     configs.check_arguments(config.weight_averaging, "weight_averaging")

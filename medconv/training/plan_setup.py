@@ -151,10 +151,12 @@ def network_without_data(config: RunConfig, patch: Sequence[int], spacing_mm: Se
 
 def _with_ct(dataset: Dataset, measured: Fingerprint, data: DataConfig) -> tuple[str, ...]:
     """The normalisation of each channel, where one has the values of CT and its name does not say so; else
-    empty. Of label maps, for which alone it was measured; conventions of others have their own rule.
+    empty. Of label maps of volumes, for which alone it was measured; conventions of others have their own
+    rule.
     """
-    are_pictures = are_picture_channels(dataset.modalities)
-    if data.convention is not None or are_pictures or not isinstance(dataset.targets, SegmentationTargets):
+    are_volumes = measured.spatial_dims == 3 and not are_picture_channels(dataset.modalities)
+    is_measured = are_volumes and isinstance(dataset.targets, SegmentationTargets)
+    if data.convention is not None or not is_measured:
         return ()
     names = list(normalisation_for(None, dataset.modalities))
     found = []

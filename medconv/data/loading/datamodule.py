@@ -156,7 +156,6 @@ class DataModule(LightningDataModule):
             collate = partial(augmented, samples.batch_augment)
         if process.sends_half:
             collate = partial(in_half_precision, collate)
-        samples = self.samples
         dataset = samples.training(self.store, self.split.train, packed)
         batch_size = self.loader.batch_size
         order = SampleOrder(self.loader.samples_per_epoch, batch_size, process.rank, process.world_size)

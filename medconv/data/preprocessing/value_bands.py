@@ -115,10 +115,12 @@ def are_hounsfield(rows: Sequence[Sequence[float]]) -> bool:
     values = np.array([row for row in rows if row])
     if not len(values):
         return False
-    low, high = values[:, 0], values[:, -1]
-    # Air has -1000, what lies outside the scanner's circle down to -3024. Phases and velocities, which reach
-    # as low, lie as high on the other side.
-    return bool(((low >= -3100) & (low <= _AIR) & (high >= _AIR) & (high <= 0.7 * np.abs(low))).all())
+    low, _, middle, upper, high = values.T
+    # Air has -1000, what lies outside the scanner's circle down to -3024; soft tissue some 50. Phases and
+    # velocities, which reach as low, lie as high on the other side; MR that is filled with -1024, higher.
+    has_air = (low >= -3100) & (low <= _AIR) & (middle >= -1100)
+    has_tissue = (middle <= 100) & (upper <= 200) & (high >= _AIR) & (high <= 0.7 * np.abs(low))
+    return bool((has_air & has_tissue).all())
 
 
 def far_cases(rows: Sequence[Sequence[float]]) -> list[tuple[int, Band]]:

@@ -191,6 +191,8 @@ def _values(job: Job, keys: Sequence[str]) -> dict[str, str]:
 def value(job: Job, name: str) -> str:
     """A job's value of a key, without the backslashes that Hydra adds, or ""; its last override counts."""
     for override in reversed(job.overrides):
+        if key(override) == name and override.startswith("~"):
+            return "null"
         if key(override) == name:
             text = override.partition("=")[2]
             # In quotes Hydra adds no backslashes.
@@ -199,7 +201,7 @@ def value(job: Job, name: str) -> str:
 
 
 def key(override: str) -> str:
-    return override.lstrip("+").partition("=")[0]
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _write_error(folder: Path, reason: str) -> None:

@@ -82,18 +82,11 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
     """
     target = str(node.get("_target_"))
     made = schedule_class(node)
-    if made is None:
-        log.info(
-            "scheduler: %s does not say what it returns, such as -> ProgressSchedule; patches do not grow",
-            target,
-        )
-    elif issubclass(made, ReduceLROnPlateau):
+    if made is not None and issubclass(made, ReduceLROnPlateau):
         raise ConfigError(
             f"scheduler._target_={target} follows a metric, and schedules here do not; scheduler=plateau "
             "lowers the rate where validation stalls"
         )
-    elif issubclass(made, LRScheduler) and not issubclass(made, ProgressSchedule):
-        log.info("scheduler: %s moves once per epoch, not per step", target)
     arguments = configs.arguments_of(target) or {}
     needs_length = "T_max" in arguments and arguments["T_max"].default is Parameter.empty
     if not needs_length or "T_max" in node:
@@ -104,8 +97,25 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
             "tells where no max_time or max_steps may end the run sooner; scheduler=cosine also works with "
             "steps and times"
         )
-    log.info("scheduler.T_max: %d epochs, the length of the run", epochs)
     return {**node, "T_max": epochs}
+
+
+def log_schedule(node: Node, with_length: Node) -> None:
+    """Log what the user may not expect of a schedule.
+
+    Args: with_length: the node as `with_epochs` returns it.
+    """
+    target = str(node.get("_target_"))
+    made = schedule_class(node)
+    if made is None:
+        log.info(
+            "scheduler: %s does not say what it returns, such as -> ProgressSchedule; patches do not grow",
+            target,
+        )
+    elif issubclass(made, LRScheduler) and not issubclass(made, ProgressSchedule):
+        log.info("scheduler: %s moves once per epoch, not per step", target)
+    if with_length is not node:
+        log.info("scheduler.T_max: %d epochs, the length of the run", with_length["T_max"])
 
 
 def schedule_class(node: Node) -> type | None:

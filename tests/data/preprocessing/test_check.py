@@ -271,6 +271,20 @@ def test_what_many_cases_have_is_one_line(empty, lines, tmp_path):
         )
 
 
+def test_files_of_one_case_with_the_same_doubt_are_all_named(tmp_path):
+    dataset = tiny(tmp_path)
+    case = dataset.cases[0]
+    for path in case.files:
+        affine = AFFINE + np.outer([0, 3, 0, 0], [0, 0, 0, 1])
+        image = nib.load(path)
+        image = nib.Nifti1Image(np.asarray(image.dataobj), AFFINE)
+        image.set_sform(AFFINE, code=1)
+        image.set_qform(affine, code=1)
+        nib.save(image, path)
+    named = [text for text in check(dataset, 1).warnings if "sform and qform differ" in text]
+    assert [str(path) in text for path, text in zip(case.files, named, strict=True)] == [True, True]
+
+
 @pytest.mark.parametrize("shape", [(1, 14, 10), (12, 1, 10)])
 def test_one_slice_along_another_axis_is_an_error(tmp_path, shape):
     dataset = tiny(tmp_path)

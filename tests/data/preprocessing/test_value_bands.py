@@ -51,6 +51,9 @@ def test_far_is_shifted_or_scaled_as_a_whole(row, is_far):
         ([-2, -1, 0, 1, 2], False),
         ([-1000, -1000, -1000, -1000, -1000], False),
         ([-30000, -30000, -1000, 40, 120], False),
+        ([-1024, -1024, 131, 246, 421], False),  # MR, filled with a value
+        ([-2000, 214, 342, 486, 772], False),
+        ([-2045, -2030, -1284, -601, 384], False),  # signed MR
     ],
 )
 def test_the_values_of_ct_are_known_where_each_image_has_them(row, expected):

@@ -261,6 +261,13 @@ def test_tables_show_values_as_they_were_typed():
     assert job.settings_of(limited, ["trainer.max_time", "x"]) == r"trainer.max_time=00:20:00:00 x='a\:b'"
 
 
+def test_a_group_without_an_option_is_null_in_the_table():
+    """`debug=null` reaches a job as `~debug`."""
+    jobs = [Job((override,), (), Path("runs/x")) for override in ("~debug", "debug=limit")]
+    assert job.varied(jobs) == ["debug"]
+    assert [job.settings_of(each, ["debug"]) for each in jobs] == ["debug=null", "debug=limit"]
+
+
 def test_a_sweep_without_a_name_is_named_by_what_varies():
     def home(*typed):
         return job.home(OmegaConf.create({"run": {"dir": None, "name": None}}), ["seed=1,2", *typed])

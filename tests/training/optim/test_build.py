@@ -18,6 +18,7 @@ from medconv.training.optim.build import (
     _made,
     build_optimizer,
     knows_progress,
+    log_schedule,
     schedule_class,
     with_epochs,
     with_lr_multipliers,
@@ -103,7 +104,10 @@ def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(name, caplog):
     if name == "ConstantLR":  # has no T_max
         assert with_epochs(node, 7) == node and with_epochs(node, None) == node
         return
-    assert with_epochs(node, 7) == {**node, "T_max": 7}
+    filled = with_epochs(node, 7)
+    assert filled == {**node, "T_max": 7} and not caplog.text
+    log_schedule(node, filled)
+    assert "scheduler.T_max: 7 epochs, the length of the run" in caplog.text
     assert "CosineAnnealingLR moves once per epoch, not per step" in caplog.text
     assert with_epochs({**node, "T_max": 3}, 7)["T_max"] == 3
     with pytest.raises(ConfigError, match=r"^scheduler\.T_max is missing: .*trainer\.max_epochs"):
@@ -145,7 +149,8 @@ def test_the_class_of_a_schedule_is_known_before_it_is_built(target, made):
 def test_a_schedule_that_does_not_say_what_it_is_has_one_line(caplog):
     caplog.set_level("INFO")
     target = f"{__name__}.unknown"
-    with_epochs({"_target_": target}, None)
+    node = {"_target_": target}
+    log_schedule(node, with_epochs(node, None))
     assert caplog.messages == [
         f"scheduler: {target} does not say what it returns, such as -> ProgressSchedule; patches do not grow"
     ]
